@@ -1,0 +1,1 @@
+"""The hero run: its flow, its recipes and its command line."""

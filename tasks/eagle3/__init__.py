@@ -1,0 +1,1 @@
+"""EAGLE-3 in plain torch: the drafter, its training and the form that vLLM serves."""

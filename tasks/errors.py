@@ -1,0 +1,66 @@
+"""The error tree.
+
+    HeroRunError
+    ├── PermanentError          the same call would fail the same way: never retried
+    │   ├── RecipeError         a field of the recipe, or an override of it
+    │   ├── BadInput            a prompt file, a checkpoint, a folder that is not what it must be
+    │   ├── NotEnoughDisk       need, free space and path are in the message
+    │   ├── BadProduct          a stage's own product fails its check (NaN loss, teacher gate)
+    │   └── EngineRejected      vLLM refused the model, the drafter or an argument
+    ├── TransientError          worth another try
+    │   ├── ServerGone          the vLLM server stopped answering
+    │   ├── ChildDied           a child process ended without saying why
+    │   └── TransferFailed      a download broke off
+    └── Stopped                 the run is being cancelled: not a fault
+
+Every message says what was needed, what was found, where, and what to do. Errors cross task and
+process edges, so they carry one string and nothing else.
+"""
+
+
+class HeroRunError(Exception):
+    """Any fault that the hero run names."""
+
+
+class PermanentError(HeroRunError):
+    """The same call would fail the same way, so it is never retried."""
+
+
+class RecipeError(PermanentError):
+    """A recipe, a field of it, or an override of it is wrong."""
+
+
+class BadInput(PermanentError):
+    """A file or folder that the user named is not what it must be."""
+
+
+class NotEnoughDisk(PermanentError):
+    """A filesystem has less free space than a stage needs."""
+
+
+class BadProduct(PermanentError):
+    """A stage made something that fails its own check."""
+
+
+class EngineRejected(PermanentError):
+    """The engine refused the model, the drafter or an argument."""
+
+
+class TransientError(HeroRunError):
+    """Another try may succeed."""
+
+
+class ServerGone(TransientError):
+    """The vLLM server stopped answering."""
+
+
+class ChildDied(TransientError):
+    """A child process ended without saying why."""
+
+
+class TransferFailed(TransientError):
+    """A download broke off or did not match its checksum."""
+
+
+class Stopped(HeroRunError):
+    """The run is being cancelled or wound down."""

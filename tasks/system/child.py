@@ -1,0 +1,104 @@
+"""What a child process and its supervisor say to each other: a spec in, progress and an outcome out.
+
+A child is started as ``<python> -m <module> <spec.json>``. Beside the spec it leaves
+
+- ``<spec>.progress.jsonl``: one line a report, ``{"time", "phase", "done", "total", "unit", ...}``;
+- ``<spec>.outcome.json``: ``{"result": ...}`` or ``{"error": <class name>, "message": ...}``.
+
+The exit code repeats the outcome's kind, for shells: 0 done, 65 permanent, 75 transient, 143 stopped.
+"""
+
+import dataclasses
+import json
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tasks import errors
+from tasks.recipe import from_json
+from tasks.system.files import write_atomically
+
+EXIT_PERMANENT, EXIT_TRANSIENT, EXIT_STOPPED = 65, 75, 143
+
+Spec = TypeVar("Spec")
+
+
+def progress_path(spec_path: Path) -> Path:
+    """Where a child reports its progress."""
+    return spec_path.with_name(spec_path.name + ".progress.jsonl")
+
+
+def outcome_path(spec_path: Path) -> Path:
+    """Where a child leaves its result or its error."""
+    return spec_path.with_name(spec_path.name + ".outcome.json")
+
+
+class Reporter:
+    """Writes a child's progress; also tells it that it was asked to stop."""
+
+    def __init__(self, path: Path) -> None:
+        self._out = path.open("a", buffering=1)
+        self.stop_requested = False
+
+    def progress(self, phase: str, done: float, total: float, unit: str, **figures: Any) -> None:
+        """Report that ``done`` of ``total`` ``unit`` are finished in this phase.
+
+        Args:
+            phase: What is being done now, in a word or two.
+            done: Finished amount.
+            total: Whole amount; 0 when it is not known.
+            unit: What is counted: tokens, steps, samples.
+            **figures: Further numbers worth a curve (loss, rate).
+        """
+        line = {"time": time.time(), "phase": phase, "done": done, "total": total, "unit": unit, **figures}
+        self._out.write(json.dumps(line) + "\n")
+
+
+def child_main(spec_type: type[Spec], work: Callable[[Spec, Reporter], Any]) -> None:
+    """Run a child: read the spec, do the work, leave the outcome, exit with its code.
+
+    SIGTERM sets ``reporter.stop_requested``; the work saves what it has and raises ``Stopped``.
+    """
+    spec_path = Path(sys.argv[1])
+    reporter = Reporter(progress_path(spec_path))
+    signal.signal(signal.SIGTERM, lambda *_: setattr(reporter, "stop_requested", True))
+    try:
+        result = work(from_json(spec_type, spec_path.read_text()), reporter)
+    except Exception as error:
+        traceback.print_exc()
+        _leave(spec_path, {"error": type(error).__name__, "message": str(error) or repr(error)})
+        raise SystemExit(_exit_code(error)) from error
+    _leave(spec_path, {"result": dataclasses.asdict(result) if dataclasses.is_dataclass(result) else result})
+
+
+def _leave(spec_path: Path, outcome: dict[str, Any]) -> None:
+    write_atomically(outcome_path(spec_path), json.dumps(outcome))
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, errors.Stopped):
+        return EXIT_STOPPED
+    return EXIT_TRANSIENT if isinstance(error, errors.TransientError) else EXIT_PERMANENT
+
+
+def read_outcome(spec_path: Path) -> Any:
+    """The result that a child left.
+
+    Raises:
+        HeroRunError: The child's own error, as the class it named (``PermanentError`` for foreign ones).
+        ChildDied: It left nothing.
+    """
+    path = outcome_path(spec_path)
+    if not path.exists():
+        raise errors.ChildDied(f"the child of {spec_path.name} ended without leaving an outcome at {path}.")
+    outcome = json.loads(path.read_text())
+    if "error" not in outcome:
+        return outcome["result"]
+    known = getattr(errors, outcome["error"], None)
+    if known is None:
+        raise errors.PermanentError(f"{outcome['error']}: {outcome['message']}")
+    raise known(outcome["message"])
