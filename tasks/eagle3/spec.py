@@ -1,0 +1,58 @@
+"""What the drafter's child processes are told and what they answer; torch-free, so that the flow can write it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.recipe import Drafter, Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialDrafterSpec:
+    """Make the weights of a drafter from scratch, all but what depends on the draft vocabulary."""
+
+    target_folder: Path
+    out_folder: Path
+    drafter: Drafter
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialDrafterResult:
+    """What was made."""
+
+    parameters: int
+    layer_ids: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec:
+    """Train a drafter on captured states and export it."""
+
+    target_folder: Path
+    """Checkpoint of the target: embeddings, final norm and lm_head are read from it."""
+    base_folder: Path
+    """Drafter to start from: downloaded, or made from scratch (then without lm_head, d2t and t2d)."""
+    states_folder: Path
+    """Hidden-state store."""
+    out_folder: Path
+    """Gets ``base/`` and ``best/`` (as vLLM loads them), ``checkpoints/`` and ``curve.csv``."""
+    drafter: Drafter
+    training: Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What the training reached."""
+
+    steps: int
+    positions: int
+    """Supervised positions trained on."""
+    best_step: int
+    """0 is the untouched base."""
+    base_acceptance_length: float
+    """Simulated, on the validation samples, before training."""
+    best_acceptance_length: float
+    """Simulated, on the validation samples, of the exported drafter."""
+    draft_vocab_coverage: float
+    """Share of the training answers' tokens that the draft vocabulary holds."""
+    files: list[str]
+    """Product files, relative to ``out_folder``."""

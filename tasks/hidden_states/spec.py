@@ -1,0 +1,39 @@
+"""What the extraction child is told and what it answers; torch-free, so that the flow can write it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.recipe import Extraction, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractionSpec:
+    """Capture the states of every sample of a responses file into shards."""
+
+    target_folder: Path
+    """Checkpoint of the target, as vLLM loads it."""
+    responses_path: Path
+    """JSONL, one finished sample a line (``tasks.system.responses.Response``)."""
+    out_folder: Path
+    """Where shards and their index go; shards that are already there and valid are kept."""
+    layer_ids: list[int]
+    """Auxiliary layers: id j is the residual stream after j decoder layers."""
+    reserve_bytes: int
+    """Free space that must be left on the volume after every shard."""
+    target: Target
+    extraction: Extraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractionResult:
+    """What was captured."""
+
+    samples: int
+    tokens: int
+    states_bytes: int
+    teacher_agreement: float
+    """Share of samples whose last state, through the lm_head, gives the token that vLLM itself picks."""
+    shards: dict[str, str]
+    """File name to sha256."""
+    skipped: dict[str, str]
+    """Sample id to the reason why it has no states."""
