@@ -1,0 +1,157 @@
+"""Reading captured samples back, one at a time, as memory-mapped slices of their shards.
+
+Shape legend: T tokens of a sample, A auxiliary layers, D hidden size.
+"""
+
+# ruff: noqa: N815 (tensors carry upper-case shape suffixes, also as fields)
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tasks.errors import BadProduct
+from tasks.hidden_states.index import INDEX_NAME, METADATA_KEY, ShardRecord, StoredSample, describe, read_index
+from tasks.hidden_states.layout import AUX, FINAL, LOSS_MASK, TOKEN_IDS, token_hash
+from tasks.system.files import sha256_of
+
+# The reference run has thousands of shards, more than a process may have files open.
+_OPEN_SHARDS = 16
+_REMEDY = "Delete that file and run the extraction again: only its samples are captured anew."
+
+
+@dataclass(frozen=True)
+class SampleEntry:
+    """One sample of the store, without its tensors."""
+
+    sample_id: str
+    split: str
+    """``training`` or ``validation``."""
+    source: str
+    length_tokens: int
+    shard: str
+    """File name of the shard."""
+    offset_tokens: int
+    """First row of the sample in its shard."""
+
+
+@dataclass(frozen=True)
+class StateSample:
+    """One sample's ids and states. The tensors are views of the mapped file: read them, never write to them."""
+
+    sample_id: str
+    token_ids_T: torch.Tensor
+    """int64 [T]: prompt and answer."""
+    loss_mask_T: torch.Tensor
+    """bool [T]: True on the answer's tokens."""
+    aux_TAD: torch.Tensor
+    """bfloat16 [T, A*D]: auxiliary layers concatenated in the order of the layer ids."""
+    final_TD: torch.Tensor
+    """bfloat16 [T, D]: after the final norm."""
+
+
+class StateReader:
+    """The samples of a folder that ``ShardWriter`` filled."""
+
+    samples: list[SampleEntry]
+    layer_ids: list[int]
+    hidden_size: int
+    layout: str
+    final_is_normed: bool
+
+    def __init__(self, folder: Path) -> None:
+        """Read the index; no shard is opened yet.
+
+        Args:
+            folder: Folder with ``index.jsonl`` and its shards.
+
+        Raises:
+            BadProduct: There is no index, a shard is missing or differs in size or time, or the
+                shards disagree on layout, layer ids or hidden size.
+        """
+        self._folder = folder
+        records = read_index(folder)
+        _check_records(folder, records)
+        store = records[0].format
+        self.layer_ids, self.hidden_size = store.layer_ids, store.hidden_size
+        self.layout, self.final_is_normed = store.layout, store.final_is_normed
+        self._records = {record.file: record for record in records}
+        self._stored = {(record.file, s.offset): s for record in records for s in record.samples}
+        self.samples = [_entry(record.file, s) for record in records for s in record.samples]
+        self._verified: set[str] = set()
+        self._open: OrderedDict[str, Any] = OrderedDict()
+
+    def read(self, entry: SampleEntry) -> StateSample:
+        """One sample's tensors.
+
+        The first read of a shard hashes the whole of it.
+
+        Raises:
+            BadProduct: The shard's checksum, or the sample's token ids, are not those that were written.
+        """
+        shard = self._shard(entry.shard)
+        rows = slice(entry.offset_tokens, entry.offset_tokens + entry.length_tokens)
+        token_ids_T = shard.get_slice(TOKEN_IDS)[rows]
+        found = token_hash(token_ids_T.tolist())
+        stored = self._stored[entry.shard, entry.offset_tokens]
+        if (stored.id, stored.token_hash) != (entry.sample_id, found):
+            raise BadProduct(
+                f"{self._folder / entry.shard}, sample {entry.sample_id}: token ids with the hash "
+                f"{stored.token_hash} ({stored.id}) were written, {found} were read. {_REMEDY}"
+            )
+        return StateSample(
+            sample_id=entry.sample_id,
+            token_ids_T=token_ids_T.long(),
+            loss_mask_T=shard.get_slice(LOSS_MASK)[rows].bool(),
+            aux_TAD=shard.get_slice(AUX)[rows],
+            final_TD=shard.get_slice(FINAL)[rows],
+        )
+
+    def _shard(self, file: str) -> Any:
+        if file in self._open:
+            self._open.move_to_end(file)
+            return self._open[file]
+        if file not in self._verified:
+            _verify(self._folder / file, self._records[file])
+            self._verified.add(file)
+        if len(self._open) >= _OPEN_SHARDS:
+            self._open.popitem(last=False)
+        self._open[file] = safe_open(self._folder / file, framework="pt")
+        return self._open[file]
+
+
+def _entry(file: str, sample: StoredSample) -> SampleEntry:
+    return SampleEntry(sample.id, sample.split, sample.source, sample.length, file, sample.offset)
+
+
+def _check_records(folder: Path, records: list[ShardRecord]) -> None:
+    if not records:
+        raise BadProduct(f"{folder / INDEX_NAME} lists no shard: there are no hidden states. Run the extraction first.")
+    for record in records:
+        if not record.matches(folder):
+            raise BadProduct(
+                f"{folder / record.file} was written with {record.size_bytes:,} B and is missing or has another "
+                f"size or time now. {_REMEDY}"
+            )
+        if record.format != records[0].format:
+            raise BadProduct(
+                f"{folder}: all shards must hold the same, but {records[0].file} holds {records[0].format} "
+                f"and {record.file} holds {record.format}. Delete the folder and run the extraction again."
+            )
+
+
+def _verify(path: Path, record: ShardRecord) -> None:
+    found = sha256_of(path)
+    if found != record.sha256:
+        raise BadProduct(f"{path}: sha256 {record.sha256} was written, {found} is there. {_REMEDY}")
+    try:
+        with safe_open(path, framework="pt") as shard:
+            written = (shard.metadata() or {}).get(METADATA_KEY, "{}")
+    except SafetensorError as error:
+        raise BadProduct(f"{path} is not a safetensors file ({error}). {_REMEDY}") from error
+    if json.loads(written) != json.loads(describe(record.format, record.samples)):
+        raise BadProduct(f"{path} describes itself otherwise than {INDEX_NAME} does. {_REMEDY}")
