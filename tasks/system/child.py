@@ -72,7 +72,7 @@ def child_main(spec_type: type[Spec], work: Callable[[Spec, Reporter], Any]) -> 
         traceback.print_exc()
         _leave(spec_path, {"error": type(error).__name__, "message": str(error) or repr(error)})
         raise SystemExit(_exit_code(error)) from error
-    _leave(spec_path, {"result": dataclasses.asdict(result) if dataclasses.is_dataclass(result) else result})
+    _leave(spec_path, {"result": dataclasses.asdict(result)})
 
 
 def _leave(spec_path: Path, outcome: dict[str, Any]) -> None:

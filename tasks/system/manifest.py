@@ -37,6 +37,11 @@ class Manifest:
     files: list[FileEntry]
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def content_sha256(self) -> str:
+        """What downstream digests fold in: names and checksums, so that a file re-made byte for byte changes nothing."""
+        return digest_of({"digest": self.digest, "files": {entry.path: entry.sha256 for entry in self.files}})
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -112,11 +117,6 @@ def read_valid_manifest(folder: Path) -> Manifest | None:
 def _matches(folder: Path, entry: FileEntry) -> bool:
     status = (folder / entry.path).stat()
     return (status.st_size, status.st_mtime_ns) == (entry.size_bytes, entry.mtime_ns)
-
-
-def manifest_sha256(folder: Path) -> str:
-    """sha256 of the manifest itself: what downstream digests fold in."""
-    return sha256_of(folder / MANIFEST_NAME)
 
 
 def verify(folder: Path) -> int:

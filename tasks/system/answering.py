@@ -1,0 +1,156 @@
+"""Inference without Prefect: prompts in, a journal that grows, a finished set with its data card out."""
+
+import dataclasses
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tasks.errors import BadProduct
+from tasks.recipe import Inference
+from tasks.system.engine_child import OnProgress, Progress
+from tasks.system.files import write_atomically
+from tasks.system.generation import Answer, Rejected, Sampling, Tally, ask_all
+from tasks.system.journal import Journal, read_answers
+from tasks.system.prompts import PromptSets
+from tasks.system.responses import RESPONSES_NAME, Response
+from tasks.system.vllm_server import Endpoint
+
+DATA_CARD_NAME = "README.md"
+LEAST_ANSWERED_SHARE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerFacts:
+    """What the set holds."""
+
+    training_samples: int
+    validation_samples: int
+    prompt_tokens: int
+    answer_tokens: int
+    mean_answer_tokens: float
+    truncated_share: float
+    rejected: dict[str, int]
+    retries: dict[str, int]
+    tokens_per_second: float
+
+
+def sampling_of(spec: Inference) -> Sampling:
+    """The request settings of the inference stage."""
+    return Sampling(
+        max_new_tokens=spec.max_new_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        in_flight=spec.in_flight,
+        request_timeout_seconds=spec.request_timeout_seconds,
+        request_retries=spec.request_retries,
+    )
+
+
+def answer_prompts(
+    prompts: PromptSets, endpoint: Endpoint, spec: Inference, journal_path: Path, on_progress: OnProgress
+) -> Tally:
+    """Ask every training and validation prompt that the journal lacks.
+
+    Raises:
+        ServerGone: The server stopped answering; what was answered is in the journal.
+        Stopped: The run is ending; likewise.
+    """
+    wanted = prompts.validation + prompts.training
+    with Journal(journal_path) as journal:
+        missing = [prompt for prompt in wanted if prompt.sample_id not in journal.sample_ids]
+        kept = len(wanted) - len(missing)
+
+        def keep(outcome: Answer | Rejected, tally: Tally) -> None:
+            if isinstance(outcome, Answer):
+                journal.append(_response(outcome))
+            figures = {"tokens_per_second": tally.tokens_per_second}
+            on_progress(Progress("answering", kept + tally.done, len(wanted), "prompts", figures))
+
+        return ask_all(missing, endpoint, sampling_of(spec), keep)
+
+
+def _response(answer: Answer) -> Response:
+    # The journal serves every set with this model and sampling, so it does not know the splits.
+    return Response(
+        sample_id=answer.prompt.sample_id,
+        split="training",
+        source=answer.prompt.source,
+        prompt_token_ids=answer.prompt_token_ids,
+        response_token_ids=answer.response_token_ids,
+        finish_reason=answer.finish_reason,
+        text=answer.text,
+        reasoning=answer.reasoning,
+    )
+
+
+def finish_set(prompts: PromptSets, journal_path: Path, folder: Path, tally: Tally) -> AnswerFacts:
+    """Write the finished set: the journal's answers to these prompts in a fixed order, and a data card.
+
+    The file is JSON lines, so that ``datasets.load_dataset("json", data_files=...)`` opens it and the engine
+    environment, which has no ``datasets``, can stream it.
+
+    Raises:
+        BadProduct: Too few prompts were answered to go on; the reasons are in the message.
+    """
+    splits: dict[str, Literal["training", "validation"]] = {p.sample_id: "validation" for p in prompts.validation}
+    splits |= {p.sample_id: "training" for p in prompts.training}
+    answered = [
+        dataclasses.replace(response, split=splits[response.sample_id])
+        for response in read_answers(journal_path, list(splits))
+        if response.response_token_ids
+    ]
+    if len(answered) < LEAST_ANSWERED_SHARE * len(splits):
+        raise BadProduct(
+            f"only {len(answered)} of {len(splits)} prompts were answered; at least half are needed. "
+            f"The server refused the others: {dict(tally.rejected)}."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / RESPONSES_NAME, "".join(response.to_line() + "\n" for response in answered))
+    facts = _facts(answered, tally)
+    write_atomically(folder / DATA_CARD_NAME, data_card(answered, facts, prompts.skipped))
+    return facts
+
+
+def _facts(answered: list[Response], tally: Tally) -> AnswerFacts:
+    splits = Counter(response.split for response in answered)
+    lengths = [len(response.response_token_ids) for response in answered]
+    return AnswerFacts(
+        training_samples=splits["training"],
+        validation_samples=splits["validation"],
+        prompt_tokens=sum(len(response.prompt_token_ids) for response in answered),
+        answer_tokens=sum(lengths),
+        mean_answer_tokens=statistics.mean(lengths),
+        truncated_share=sum(response.finish_reason == "length" for response in answered) / len(answered),
+        rejected=dict(tally.rejected),
+        retries=dict(tally.retries),
+        tokens_per_second=tally.tokens_per_second,
+    )
+
+
+def data_card(answered: list[Response], facts: AnswerFacts, skipped_rows: dict[str, int]) -> str:
+    """The set's README: what is in it, by source and finish reason, and its lengths."""
+    lengths: dict[str, list[int]] = {}
+    for response in answered:
+        lengths.setdefault(response.source, []).append(len(response.response_token_ids))
+    finish = Counter(response.finish_reason for response in answered)
+    return "\n".join(
+        [
+            "# Answers of the target model",
+            "",
+            f'Exact token ids, one sample a line: `load_dataset("json", data_files="{RESPONSES_NAME}")`.',
+            "",
+            f"- samples: {facts.training_samples} for training, {facts.validation_samples} for validation",
+            f"- tokens: {facts.prompt_tokens} of prompts, {facts.answer_tokens} of answers "
+            f"({facts.mean_answer_tokens:.1f} an answer)",
+            "- finish reasons: " + ", ".join(f"{reason} {count}" for reason, count in finish.most_common()),
+            f"- prompts that the server refused: {facts.rejected or 'none'}; retries: {facts.retries or 'none'}",
+            f"- prompt rows skipped: {skipped_rows or 'none'}",
+            "",
+            "| source | samples | median answer tokens | longest |",
+            "|---|---|---|---|",
+            *(f"| {s} | {len(n)} | {statistics.median(n):.0f} | {max(n)} |" for s, n in sorted(lengths.items())),
+            "",
+        ]
+    )

@@ -1,0 +1,76 @@
+"""Free space: asked before anything is written, with both numbers in the refusal."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from tasks.errors import BadInput, NotEnoughDisk
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder above ``path``, or ``path`` itself, that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user can still write on the filesystem of ``path``."""
+    return shutil.disk_usage(existing_parent(path)).free
+
+
+def reserve_bytes(path: Path, reserve_share: float) -> int:
+    """The part of the filesystem of ``path`` that is to stay free."""
+    return int(shutil.disk_usage(existing_parent(path)).total * reserve_share)
+
+
+def require(path: Path, need_bytes: int, reserve: int, purpose: str) -> None:
+    """Refuse to start what would not fit.
+
+    Raises:
+        NotEnoughDisk: Need, reserve, free space and path are in the message.
+    """
+    free = free_bytes(path)
+    if need_bytes + reserve > free:
+        raise NotEnoughDisk(
+            f"{purpose} needs {readable_bytes(need_bytes)} and {readable_bytes(reserve)} are kept in reserve, but "
+            f"{existing_parent(path)} has {readable_bytes(free)} free. Free some space, choose another data root, "
+            "or ask for fewer samples (--set prompts.training_samples=N)."
+        )
+
+
+def require_writable(folder: Path) -> None:
+    """Make the folder and try to write in it.
+
+    Raises:
+        BadInput: The folder cannot be made or written; the message has the reason.
+        NotEnoughDisk: The volume is full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-") as probe:
+            probe.write(b"x" * 4096)
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        if error.errno == 28:
+            raise NotEnoughDisk(
+                f"the data root {folder} is on a full volume ({readable_bytes(free_bytes(folder))} free). "
+                "Free some space or choose another data root (--data-root DIR)."
+            ) from error
+        raise BadInput(
+            f"the data root {folder} cannot be written: {error.strerror}. "
+            "Choose a folder that this user can write (--data-root DIR)."
+        ) from error
+
+
+def readable_bytes(count: int) -> str:
+    """Decimal units, three significant digits: 5.40 TB."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if abs(value) < 999.5 or unit == "PB":
+            return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError

@@ -1,0 +1,163 @@
+"""Child processes that die with the flow, however it dies; and the run's stop signal."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.errors import ChildDied, PermanentError, Stopped
+from tasks.system import guard
+
+POLL_SECONDS = 0.2
+
+STOP = threading.Event()
+"""Set when the run ends for any reason. Work on other threads, which nothing can interrupt, looks at it."""
+
+_live: dict[int, "Child"] = {}
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a child ended."""
+
+    code: int
+    log_tail: str
+
+
+class Child:
+    """One command under a guard process (see ``tasks.system.guard``), its output in a log file."""
+
+    def __init__(
+        self, command: Sequence[str], log_path: Path, environment: Mapping[str, str], grace_seconds: float = 10.0
+    ) -> None:
+        """Start the command.
+
+        Args:
+            command: Program and arguments.
+            log_path: Gets stdout and stderr; a file, so that no pipe can block the child.
+            environment: Set on top of this process's own.
+            grace_seconds: Time between SIGTERM and SIGKILL when it is stopped.
+        """
+        self.command, self.log_path, self.grace_seconds = list(command), log_path, grace_seconds
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        # Both ends are close-on-exec; only the read end is passed on, and only to the guard.
+        read_end, self._write_end = os.pipe()
+        with log_path.open("ab") as log:
+            self._guard = subprocess.Popen(
+                [sys.executable, guard.__file__, str(read_end), str(grace_seconds), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                pass_fds=[read_end],
+                start_new_session=True,
+            )
+        os.close(read_end)
+        self._open = True
+        _live[self.pid] = self
+
+    @property
+    def pid(self) -> int:
+        """The guard's process id: it lives as long as anything of the command does."""
+        return self._guard.pid
+
+    @property
+    def exit(self) -> Exit | None:
+        """How the child ended, or None while anything of it is alive."""
+        code = self._guard.poll()
+        if code is None:
+            return None
+        self._close()
+        return Exit(code, log_tail(self.log_path))
+
+    def stop(self) -> None:
+        """End the command and everything that it started.
+
+        Raises:
+            PermanentError: Something is still there after SIGKILL; the message names the processes.
+        """
+        self._close()
+        try:
+            self._guard.wait(self.grace_seconds + 20.0)
+        except subprocess.TimeoutExpired:
+            left = guard.descendants(self.pid)
+            raise PermanentError(
+                f"processes {left} of {self.command[0]} are still there {self.grace_seconds + 20:.0f} s after they "
+                "were told to end, SIGKILL included. End them by hand (a stuck driver call?) before the next run."
+            ) from None
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            os.close(self._write_end)
+        _live.pop(self.pid, None)
+
+
+def live_child(pid: int) -> Child | None:
+    """The child with this pid, if this process started it and it has not ended."""
+    return _live.get(pid)
+
+
+@contextmanager
+def all_children_end() -> Iterator[None]:
+    """On every way out, tell all work to stop and end every child that is left."""
+    STOP.clear()
+    try:
+        yield
+    finally:
+        STOP.set()
+        for child in list(_live.values()):
+            child.stop()
+
+
+def raise_if_stopping() -> None:
+    """Raise ``Stopped`` when the run is ending."""
+    if STOP.is_set():
+        raise Stopped("the run is being stopped; what is finished stays on disk and is used by the next start.")
+
+
+def wait_for_exit(child: Child, stall_timeout_seconds: float, progressed: Callable[[], bool]) -> Exit:
+    """Wait until a child ends by itself.
+
+    Args:
+        child: The child; it is stopped on every other way out.
+        stall_timeout_seconds: Longest time for which ``progressed`` may keep returning False.
+        progressed: Called a few times a second; says whether there was progress since the last call.
+
+    Raises:
+        ChildDied: No progress for too long.
+        Stopped: The run is ending.
+    """
+    last_progress = time.monotonic()
+    try:
+        while (ended := child.exit) is None:
+            raise_if_stopping()
+            if progressed():
+                last_progress = time.monotonic()
+            if time.monotonic() - last_progress > stall_timeout_seconds:
+                raise ChildDied(
+                    f"no progress for {stall_timeout_seconds:.0f} s, so the child was ended. "
+                    f"Its log {child.log_path} ends:\n{log_tail(child.log_path)}"
+                )
+            time.sleep(POLL_SECONDS)
+        progressed()
+        return ended
+    finally:
+        child.stop()
+
+
+def log_tail(path: Path, lines: int = 15, most_bytes: int = 16_384) -> str:
+    """The last lines of a log."""
+    try:
+        with path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - most_bytes))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,74 @@
+"""The target's checkpoint on local disk, whatever it comes from; made or fetched once, by one process at a time."""
+
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.errors import BadInput
+from tasks.recipe import ModelSource, Target, identity_of
+from tasks.system.dequantise import DequantiseResult, DequantiseSpec
+from tasks.system.disk import reserve_bytes
+from tasks.system.engine_child import run_in_engine
+from tasks.system.manifest import Stage, place, write_manifest
+from tasks.system.model_folder import check_checkpoint, folder_identity
+from tasks.system.run import Run
+
+VERSION = 1
+
+Fetch = Callable[[ModelSource, Path, int], list[str]]
+"""Fetches a hub checkpoint into a folder, leaving this many bytes free; returns its files."""
+
+
+def target_identity(target: Target) -> dict[str, object]:
+    """What identifies the target: of a local folder its content, else its source."""
+    identity = identity_of(target)
+    if target.source.kind == "folder":
+        folder = Path(target.source.name).expanduser()
+        return {**identity, "source": folder_identity(folder)}
+    return identity
+
+
+def target_stage(run: Run) -> Stage:
+    """Where a target that is made or fetched is kept."""
+    source = run.recipe.target.source
+    return place(run.data_root, "targets", "target", VERSION, source=identity_of(source), dtype=run.recipe.target.dtype)
+
+
+def ensure_target(run: Run, fetch: Fetch) -> Path:
+    """The folder with the target's checkpoint, made or fetched if it is not there yet.
+
+    Raises:
+        BadInput: The folder, package or repository is not what it must be.
+    """
+    source = run.recipe.target.source
+    if source.kind == "folder":
+        folder = Path(source.name).expanduser().absolute()
+        check_checkpoint(folder)
+        return folder
+    stage = target_stage(run)
+    stage.folder.mkdir(parents=True, exist_ok=True)
+    # Serving and drafter-from-scratch both need it, and run side by side.
+    with _one_at_a_time(stage.folder / ".lock"):
+        if stage.manifest() is None:
+            write_manifest(stage, _make(run, stage.folder, fetch), {"source": source.name})
+    return stage.folder
+
+
+def _make(run: Run, folder: Path, fetch: Fetch) -> list[str]:
+    source = run.recipe.target.source
+    if source.kind == "hub":
+        return fetch(source, folder, reserve_bytes(folder, run.recipe.reserve_share))
+    package, _, file_name = source.name.partition("/")
+    if not file_name:
+        raise BadInput(f"target.source.name must be <package>/<file>.gguf, found {source.name!r}.")
+    spec = DequantiseSpec(package=package, file_name=file_name, dtype=run.recipe.target.dtype, out_folder=folder)
+    python, module = run.engine_python, "tasks.system.dequantise"
+    return run_in_engine(python, module, spec, DequantiseResult, run.log_folder, lambda _: None, {}).files
+
+
+@contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
