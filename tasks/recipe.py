@@ -55,12 +55,25 @@ class ModelSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What the disk plan needs to know of a model before its checkpoint is there."""
+
+    weights_bytes: int = runtime("all weight files together", ge=1)
+    hidden_size: int = runtime("width of the residual stream", ge=1)
+    layers: int = runtime("decoder layers", ge=1)
+    vocab_tokens: int = runtime("size of the vocabulary", ge=1)
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """The model that is served and that the drafter must fit."""
 
     source: ModelSource = identity("the checkpoint")
     dtype: Literal["bfloat16", "float16", "float32"] = identity("compute type, also of captured states", "bfloat16")
     window_tokens: int = identity("longest prompt plus answer that the engine accepts", 4096, ge=16)
+    snapshot: ModelFacts = runtime("sizes to plan with until the checkpoint's own config is there")
     trust_remote_code: bool = identity("run the repository's own Python; only with a pinned revision", False)
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
@@ -116,7 +129,7 @@ class Prompts:
     the best checkpoint, and training takes what follows: growing it keeps the other two.
     """
 
-    source: str = identity("JSONL file with `conversations: [{from, value}]` and `source`")
+    source: str = runtime("JSONL file with `conversations: [{from, value}]` and `source`; its content is identity")
     training_samples: int = identity("prompts to train on", ge=1)
     validation_samples: int = identity("held-out prompts that choose the best checkpoint", 32, ge=1)
     evaluation_samples: int = identity("held-out prompts that the verdict is measured on", 80, ge=2)

@@ -101,5 +101,5 @@ def _verify(folder: Path, file: HubFile, repository: str) -> None:
     if file.sha256 is not None and (found := sha256_of(path)) != file.sha256:
         path.unlink()
         raise TransferFailed(
-            f"{path} of {repository} has sha256 {found}, the hub says {file.sha256}. It was deleted, to be fetched again."
+            f"{path} of {repository} has sha256 {found}, the hub says {file.sha256}. It was deleted; run again."
         )

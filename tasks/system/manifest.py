@@ -39,7 +39,7 @@ class Manifest:
 
     @property
     def content_sha256(self) -> str:
-        """What downstream digests fold in: names and checksums, so that a file re-made byte for byte changes nothing."""
+        """What downstream digests fold in: names and checksums, not times, so that an equal file changes nothing."""
         return digest_of({"digest": self.digest, "files": {entry.path: entry.sha256 for entry in self.files}})
 
 

@@ -1,0 +1,124 @@
+"""Progress, tables and charts in the Prefect UI, never on the working thread's time."""
+
+import base64
+import contextvars
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.logging import get_run_logger
+
+from tasks.system.engine_child import OnProgress, Progress
+
+ARTIFACT_EVERY_SECONDS = 2.0
+LOG_EVERY_SECONDS = 30.0
+
+
+class _Publisher:
+    """Publishes the latest report from a thread of its own, so that an API that is away blocks no work."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+        self.started = time.monotonic()
+        self.latest: Progress | None = None
+        self.first: tuple[float, Progress] | None = None
+        self.ended = threading.Event()
+        self.artifact_id: UUID | None = None
+        self.logger = get_run_logger()
+
+    def report(self, progress: Progress) -> None:
+        if self.first is None or self.first[1].phase != progress.phase:
+            self.first = (time.monotonic(), progress)
+        self.latest = progress
+
+    def loop(self) -> None:
+        last_log = 0.0
+        while True:
+            ending = self.ended.wait(ARTIFACT_EVERY_SECONDS)
+            if self.latest is not None:
+                text = self.describe(self.latest)
+                if ending or time.monotonic() - last_log > LOG_EVERY_SECONDS:
+                    last_log = time.monotonic()
+                    self.logger.info(text)
+                self.publish(self.latest, text)
+            if ending:
+                return
+
+    def publish(self, progress: Progress, text: str) -> None:
+        percent = min(100.0, 100.0 * progress.done / progress.total) if progress.total else 0.0
+        try:
+            if self.artifact_id is None:
+                created: Any = create_progress_artifact(percent, key=f"{self.stage}-progress", description=text)
+                self.artifact_id = created
+            else:
+                update_progress_artifact(self.artifact_id, progress=percent, description=text)
+        except Exception as error:  # the UI is a view of the work, never a reason to lose it
+            self.logger.debug("progress of %s was not published: %s", self.stage, error)
+
+    def describe(self, progress: Progress) -> str:
+        assert self.first is not None
+        since, first = self.first
+        seconds, done = time.monotonic() - since, progress.done - first.done
+        text = f"{progress.phase}: {progress.done:,.0f}"
+        if progress.total:
+            text += f" of {progress.total:,.0f} {progress.unit} ({100 * progress.done / progress.total:.0f} %)"
+        else:
+            text += f" {progress.unit}"
+        if done > 0 and seconds > 0:
+            text += f", {done / seconds:.3g} {progress.unit}/s"
+            if progress.total > progress.done:
+                text += f", ETA {readable_seconds((progress.total - progress.done) * seconds / done)}"
+        figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in progress.figures.items())
+        return f"{text}; {figures}" if figures else text
+
+
+@contextmanager
+def progress_artifact(stage: str) -> Iterator[OnProgress]:
+    """A progress bar for a stage: call what is yielded as often as you like."""
+    publisher = _Publisher(stage)
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=lambda: context.run(publisher.loop), name=f"{stage}-progress", daemon=True)
+    thread.start()
+    try:
+        yield publisher.report
+    finally:
+        publisher.ended.set()
+        thread.join(timeout=10)
+
+
+def table(key: str, rows: list[dict[str, Any]], description: str) -> None:
+    """A table artifact; a failure to publish is logged, not raised."""
+    _publish(create_table_artifact, table=rows, key=key, description=description)
+
+
+def markdown(key: str, text: str, pictures: list[Path], description: str) -> None:
+    """A markdown artifact with PNG files in it, as data URIs, which is what the UI shows."""
+    for picture in pictures:
+        data = base64.b64encode(picture.read_bytes()).decode()
+        text += f"\n\n![{picture.stem}](data:image/png;base64,{data})"
+    _publish(create_markdown_artifact, markdown=text, key=key, description=description)
+
+
+def _publish(create: Any, **arguments: Any) -> None:
+    try:
+        create(**arguments)
+    except Exception as error:  # as above
+        get_run_logger().warning("artifact %s was not published: %s", arguments["key"], error)
+
+
+def readable_seconds(seconds: float) -> str:
+    """1 h 05 min, 3 min 20 s, 12 s."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"

@@ -1,0 +1,97 @@
+"""What every stage declares to Prefect: its cache key, its retries, its time limit and its need of disk space."""
+
+import functools
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from prefect import Task, task
+from prefect.cache_policies import CachePolicy
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+from prefect.tasks import exponential_backoff
+
+from tasks.errors import TransientError
+from tasks.system.disk import require, reserve_bytes
+from tasks.system.files import write_atomically
+from tasks.system.manifest import Stage
+from tasks.system.run import Run
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def stage_task(
+    name: str,
+    *,
+    place: Callable[..., Stage],
+    need_bytes: Callable[..., int],
+    retries: int,
+    retry_seconds: float,
+    timeout_hours: float,
+) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Declare a stage.
+
+    Args:
+        name: Name of the task and of its run.
+        place: From the task's arguments to the stage whose manifest says that the work is done.
+        need_bytes: From the task's arguments to what it is about to write under the data root.
+        retries: Tries after the first, for transient errors only.
+        retry_seconds: First pause; doubled each time, with jitter.
+        timeout_hours: Prefect's limit. Work in child processes has closer limits of its own.
+    """
+
+    def decorate(body: Callable[P, R]) -> Task[P, R]:
+        @functools.wraps(body)
+        def with_disk_precondition(*args: P.args, **kwargs: P.kwargs) -> R:
+            run = args[0]
+            assert isinstance(run, Run)
+            reserve = reserve_bytes(run.data_root, run.recipe.reserve_share)
+            require(run.data_root, need_bytes(*args, **kwargs), reserve, name)
+            return body(*args, **kwargs)
+
+        return task(
+            name=name,
+            task_run_name=name,
+            cache_policy=CachePolicy.from_cache_key_fn(_product_key(place)),
+            persist_result=True,
+            result_serializer="json",
+            retries=retries,
+            retry_delay_seconds=exponential_backoff(retry_seconds),
+            retry_jitter_factor=0.5,
+            retry_condition_fn=is_transient,
+            timeout_seconds=timeout_hours * 3600,
+        )(with_disk_precondition)
+
+    return decorate
+
+
+def is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Whether another try may help: never after a permanent error, a bug, or a stop."""
+    return isinstance(state.result(raise_on_failure=False), TransientError)
+
+
+def _product_key(place: Callable[..., Stage]) -> Callable[[TaskRunContext, dict[str, Any]], str]:
+    """A cache key that hits exactly while the products are on disk.
+
+    Prefect looks a key up before the task runs and stores the result under it afterwards, so the key must not
+    depend on whether the products are there. It names the stage's digest and a generation, kept in a small file:
+    when the manifest does not hold, the generation is renewed, and whatever was stored before is never found again.
+    """
+
+    def key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
+        stage = place(**inputs)
+        run: Run = inputs["run"]
+        path = run.data_root / "generations" / f"{context.task.name}-{stage.digest}"
+        if stage.manifest() is None or not path.exists():
+            renew_generation(path)
+        return f"{context.task.name}-{stage.digest}-{path.read_text()}"
+
+    return key
+
+
+def renew_generation(path: Path) -> None:
+    """Make every result that was cached under this generation unreachable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, uuid.uuid4().hex[:8])

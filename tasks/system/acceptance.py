@@ -1,0 +1,108 @@
+"""What a drafter does for a served model: acceptance from vLLM's own counters, speed, and the answers themselves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.recipe import Engine, Evaluation, Inference
+from tasks.system.engine_child import OnProgress, Progress
+from tasks.system.generation import Answer, Rejected, Sampling, Tally, ask_all
+from tasks.system.prompts import Prompt
+from tasks.system.run import Run
+from tasks.system.vllm_server import counters, speculative_arguments, start_server, stop_server
+
+COUNTERS = "vllm:spec_decode"
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way of serving the same prompts."""
+
+    name: str
+    drafts: int = 0
+    """Verification steps."""
+    accepted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    """Accepted draft tokens by position in the draft."""
+    tokens_per_second: float = 0.0
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    """Sample id to the answer's token ids."""
+    histograms: dict[str, list[int]] = field(default_factory=dict)
+    """Sample id to verification steps by number of accepted draft tokens; empty without a drafter."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a verification step gives: 1 + accepted / drafts."""
+        return 1.0 + self.accepted_tokens / self.drafts if self.drafts else 1.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of the drafts whose token at this position was accepted."""
+        return [accepted / self.drafts if self.drafts else 0.0 for accepted in self.accepted_at]
+
+
+def measure_arm(
+    run: Run,
+    name: str,
+    model_folder: Path,
+    drafter_folder: Path | None,
+    prompts: list[Prompt],
+    on_phase: Callable[[str], None],
+    on_progress: OnProgress,
+) -> Arm:
+    """Serve the target with this drafter (or none), ask the prompts, and read what vLLM counted.
+
+    Counters are taken as differences, so that the request that proves the server ready does not count.
+    """
+    spec = run.recipe.evaluation
+    arguments = speculative_arguments(drafter_folder, spec.draft_tokens) if drafter_folder else []
+    engine = Engine(arguments=spec.engine.arguments + arguments, environment=spec.engine.environment)
+    log_path = run.log_folder / f"evaluation-{name}.log"
+    endpoint = start_server(
+        run.engine_python, model_folder, run.recipe.target, run.recipe.server, engine, log_path, on_phase
+    )
+    answers: list[Answer] = []
+
+    def keep(outcome: Answer | Rejected, tally: Tally) -> None:
+        if isinstance(outcome, Answer):
+            answers.append(outcome)
+        figures = {"tokens_per_second": tally.tokens_per_second}
+        on_progress(Progress(f"asking with {name}", tally.done, len(prompts), "prompts", figures))
+
+    try:
+        before = counters(endpoint.base_url, COUNTERS)
+        tally = ask_all(prompts, endpoint, sampling_of(spec, run.recipe.inference), keep)
+        after = counters(endpoint.base_url, COUNTERS)
+    finally:
+        stop_server(endpoint.guard_pid)
+    counted = {key: round(after[key] - before.get(key, 0.0)) for key in after}
+    return Arm(
+        name=name,
+        drafts=counted.get(DRAFTS, 0),
+        accepted_tokens=counted.get(ACCEPTED, 0),
+        accepted_at=[counted.get(f"{ACCEPTED_AT}[{i}]", 0) for i in range(spec.draft_tokens if drafter_folder else 0)],
+        tokens_per_second=tally.tokens_per_second,
+        answers={answer.prompt.sample_id: answer.response_token_ids for answer in answers},
+        histograms={a.prompt.sample_id: a.acceptance_histogram for a in answers if a.acceptance_histogram},
+    )
+
+
+def sampling_of(spec: Evaluation, inference: Inference) -> Sampling:
+    """The evaluation's request settings; limits and retries are the inference stage's."""
+    return Sampling(
+        max_new_tokens=spec.max_new_tokens,
+        temperature=spec.temperature,
+        top_p=1.0,
+        in_flight=spec.in_flight,
+        request_timeout_seconds=inference.request_timeout_seconds,
+        request_retries=inference.request_retries,
+    )
+
+
+def differing_share(arm: Arm, reference: Arm) -> float:
+    """Share of the prompts that both arms answered whose answers differ: greedy drafting must not change them."""
+    both = arm.answers.keys() & reference.answers.keys()
+    return sum(arm.answers[i] != reference.answers[i] for i in both) / len(both) if both else 0.0
