@@ -17,6 +17,8 @@ from tasks.hidden_states.spec import ExtractionSpec
 # Releases whose V1 runner packs batches as ``packing.parts_of_step`` expects. 0.32 was run (CPU).
 KNOWN_VLLM_RELEASES = ("0.32", "0.33")
 
+# vLLM's own 5 s end in SIGKILL on a busy machine and leave shared memory behind.
+_SHUTDOWN_SECONDS = 30.0
 _EXTENSION = "tasks.hidden_states.capture.CaptureExtension"
 
 
@@ -99,7 +101,7 @@ def running_engine(spec: ExtractionSpec) -> Iterator[Any]:
     try:
         yield llm
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        llm.llm_engine.engine_core.shutdown(timeout=_SHUTDOWN_SECONDS)
 
 
 def _parsed(arguments: list[str]) -> Any:

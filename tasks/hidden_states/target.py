@@ -1,11 +1,11 @@
 """What the capture must know of the target before it is loaded: its config.json; torch-free."""
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from tasks.errors import BadInput, RecipeError
+from tasks.system.model_folder import read_config
 
 
 @dataclass(frozen=True)
@@ -18,25 +18,18 @@ class TargetShape:
 
 
 def read_target_shape(folder: Path) -> TargetShape:
-    """The sizes in a checkpoint's config.json, also where a multimodal config nests them in ``text_config``.
+    """The sizes in a checkpoint's config.json, also where a multimodal config nests them.
 
     Raises:
         BadInput: There is no config.json, or it lacks a size.
     """
-    path = folder / "config.json"
+    config = read_config(folder)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"{path}: a checkpoint's config.json was needed ({error}). Check the target's folder."
-        ) from error
-    text = config.get("text_config", config)
-    try:
-        return TargetShape(text["num_hidden_layers"], text["hidden_size"], text["vocab_size"])
+        return TargetShape(config["num_hidden_layers"], config["hidden_size"], config["vocab_size"])
     except KeyError as error:
         raise BadInput(
-            f"{path} must name num_hidden_layers, hidden_size and vocab_size, at the top or in text_config; "
-            f"{error.args[0]} is missing."
+            f"{folder / 'config.json'} must name num_hidden_layers, hidden_size and vocab_size, at the top or in "
+            f"text_config; {error.args[0]} is missing."
         ) from error
 
 
