@@ -1,0 +1,34 @@
+"""The training curve: one row an optimizer step, written as a whole file."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasks.system.files import write_atomically
+
+CURVE_NAME = "curve.csv"
+
+Row = dict[str, float | int | None]
+
+
+def columns(steps: int) -> list[str]:
+    """Names of the columns for a number of unroll steps.
+
+    ``accuracy_k`` is the share of counted drafts that equal the answer's own next token, misses outside the
+    draft vocabulary included. ``acceptance_length`` is filled where a validation was made.
+    """
+    losses = [f"loss_{k}" for k in range(steps)]
+    accuracies = [f"accuracy_{k}" for k in range(steps)]
+    return [
+        "step", "positions", "loss", *losses, *accuracies, "acceptance_length", "learning_rate", "positions_per_second",
+    ]  # fmt: skip
+
+
+def write_curve(folder: Path, rows: Sequence[Row], steps: int) -> None:
+    """Write ``curve.csv``; a value that was not measured is an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns(steps), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
+    write_atomically(folder / CURVE_NAME, text.getvalue())

@@ -1,0 +1,133 @@
+"""Which samples meet in which optimizer step, in what order: a pure function of seed, epoch and lengths.
+
+Nothing is padded: a pack is as long as its documents, at most ``pack_tokens``.
+"""
+
+# ruff: noqa: N815 (tensors carry upper-case shape suffixes, also as fields)
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tasks.eagle3.unroll import Pack, plan_unroll
+from tasks.errors import BadInput
+from tasks.hidden_states.reader import SampleEntry, StateReader
+
+# Above this share of useless samples something is wrong with the masks, not with single samples.
+LARGEST_SKIPPED_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Document:
+    """A sample as it is trained on: its first ``length_tokens`` tokens."""
+
+    entry: SampleEntry
+    length_tokens: int
+    counted_K: tuple[int, ...]
+    """Drafts that count, for every unroll step."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a first pass over ids and masks found; states are not read."""
+
+    documents: list[Document]
+    answer_counts_V: Tensor
+    """How often each token occurs in the answers."""
+    cut_samples: int
+    """Samples longer than a pack: their ends are not trained on."""
+    skipped_samples: int
+    """Samples without anything to learn from."""
+
+
+def survey_samples(
+    reader: StateReader,
+    entries: Sequence[SampleEntry],
+    pack_tokens: int,
+    steps: int,
+    vocab_size: int,
+    progress: Callable[[int, int], None],
+) -> Survey:
+    """Read ids and masks of samples, cut what is too long and leave out what teaches nothing.
+
+    Args:
+        reader: The store.
+        entries: Samples of one split.
+        pack_tokens: Length that samples are cut to.
+        steps: Unroll steps K.
+        vocab_size: Target ids V.
+        progress: Called with the samples done and their number.
+
+    Raises:
+        BadInput: No sample, or less than half of them, has an answer token to learn from.
+    """
+    documents, cut, counts_V = [], 0, torch.zeros(vocab_size, dtype=torch.long)
+    for done, entry in enumerate(entries):
+        progress(done, len(entries))
+        sample = reader.read(entry)
+        length = min(entry.length_tokens, pack_tokens)
+        mask_T = sample.loss_mask_T[:length]
+        counts_V += torch.bincount(sample.token_ids_T[:length][mask_T], minlength=vocab_size)
+        counted = plan_unroll(mask_T, torch.zeros(length, dtype=torch.long), steps).counted
+        cut += length < entry.length_tokens
+        if counted[0]:
+            documents.append(Document(entry, length, tuple(counted)))
+    skipped = len(entries) - len(documents)
+    if not documents or skipped > LARGEST_SKIPPED_SHARE * len(entries):
+        raise BadInput(
+            f"{skipped} of {len(entries)} samples have no answer token within their first {pack_tokens} tokens. "
+            "Raise training.pack_tokens, or check the loss masks of the hidden-state store."
+        )
+    return Survey(documents, counts_V, cut, skipped)
+
+
+def pack_documents(documents: Sequence[Document], pack_tokens: int) -> list[list[Document]]:
+    """Fill packs in the given order; a document that does not fit opens the next pack."""
+    packs: list[list[Document]] = []
+    room = 0
+    for document in documents:
+        if document.length_tokens > room:
+            packs.append([])
+            room = pack_tokens
+        packs[-1].append(document)
+        room -= document.length_tokens
+    return packs
+
+
+def plan_steps(
+    documents: Sequence[Document], pack_tokens: int, packs_per_step: int, epochs: int, seed: int
+) -> list[list[list[Document]]]:
+    """All optimizer steps of a training: each is a list of packs, each a list of documents.
+
+    The order depends on (seed, epoch) and the samples alone, so the number of a step is the data cursor.
+    """
+    steps = []
+    for epoch in range(epochs):
+        shuffled = sorted(documents, key=lambda document: document.entry.sample_id)
+        random.Random(f"{seed}/{epoch}").shuffle(shuffled)
+        packs = pack_documents(shuffled, pack_tokens)
+        steps += [packs[i : i + packs_per_step] for i in range(0, len(packs), packs_per_step)]
+    return steps
+
+
+def counted_in(step: Sequence[Sequence[Document]]) -> list[int]:
+    """Counted drafts of every unroll step, over all packs of an optimizer step."""
+    return [sum(counts) for counts in zip(*(d.counted_K for pack in step for d in pack), strict=True)]
+
+
+def read_pack(reader: StateReader, documents: Sequence[Document]) -> Pack:
+    """Read documents from the store and lay them end to end."""
+    samples = [reader.read(document.entry) for document in documents]
+    lengths = [document.length_tokens for document in documents]
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    return Pack(
+        sample_ids=[document.entry.sample_id for document in documents],
+        tokens_T=torch.cat([s.token_ids_T[:n] for s, n in zip(samples, lengths, strict=True)]),
+        answer_T=torch.cat([s.loss_mask_T[:n] for s, n in zip(samples, lengths, strict=True)]),
+        start_T=torch.repeat_interleave(torch.tensor(starts), torch.tensor(lengths)),
+        aux_TAD=torch.cat([s.aux_TAD[:n] for s, n in zip(samples, lengths, strict=True)]),
+        final_TD=torch.cat([s.final_TD[:n] for s, n in zip(samples, lengths, strict=True)]),
+    )
