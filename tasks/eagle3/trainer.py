@@ -135,7 +135,7 @@ class Trainer:
             on_device = pack.to(self._device)
             plan = plan_unroll(on_device.answer_T, on_device.start_T, self._training.unroll_steps)
             result = self._loss(on_device, plan, counted)
-            if not math.isfinite(float(result.loss)):
+            if not math.isfinite(result.loss.item()):
                 raise self._not_finite("loss", step)
             result.loss.backward()
             loss_K += result.weighted_K.cpu()
