@@ -78,7 +78,8 @@ class _Publisher:
             text += f", {done / seconds:.3g} {progress.unit}/s"
             if progress.total > progress.done:
                 text += f", ETA {readable_seconds((progress.total - progress.done) * seconds / done)}"
-        figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in progress.figures.items())
+        known = {name: value for name, value in progress.figures.items() if value is not None}
+        figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in known.items())
         return f"{text}; {figures}" if figures else text
 
 

@@ -10,6 +10,7 @@ from prefect import Task, task
 from prefect.cache_policies import CachePolicy
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
+from prefect.futures import PrefectFuture, as_completed
 from prefect.tasks import exponential_backoff
 
 from tasks.errors import TransientError
@@ -20,6 +21,7 @@ from tasks.system.run import Run
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 def stage_task(
@@ -95,3 +97,11 @@ def renew_generation(path: Path) -> None:
     """Make every result that was cached under this generation unreachable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, uuid.uuid4().hex[:8])
+
+
+def both(first: PrefectFuture[R], second: PrefectFuture[S]) -> tuple[R, S]:
+    """The results of two stages that run side by side; the first failure of either ends the wait."""
+    futures: list[PrefectFuture[Any]] = [first, second]
+    for future in as_completed(futures):
+        future.result()
+    return first.result(), second.result()

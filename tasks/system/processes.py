@@ -105,13 +105,14 @@ def live_child(pid: int) -> Child | None:
 
 @contextmanager
 def all_children_end() -> Iterator[None]:
-    """On every way out, tell all work to stop and end every child that is left."""
+    """On every way out, tell all work to stop and end every child that was started meanwhile."""
     STOP.clear()
+    before = set(_live)
     try:
         yield
     finally:
         STOP.set()
-        for child in list(_live.values()):
+        for child in [child for pid, child in list(_live.items()) if pid not in before]:
             child.stop()
 
 

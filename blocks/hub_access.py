@@ -1,0 +1,15 @@
+"""How checkpoints are downloaded."""
+
+from prefect.blocks.core import Block
+from pydantic import Field, SecretStr
+
+
+class HubAccess(Block):
+    """A Hugging Face hub, and the token that may read it."""
+
+    _block_type_name = "Hero run hub access"
+    _block_type_slug = "hero-run-hub-access"
+    _description = "A Hugging Face hub, and the token that may read it."
+
+    endpoint: str | None = Field(default=None, description="Another hub than the public one.")
+    token: SecretStr | None = Field(default=None, description="For private and gated repositories.")

@@ -1,0 +1,134 @@
+"""The ``hero-run`` command: a thin line over the flow."""
+
+import argparse
+import json
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from flows import local_api
+from flows.recipes import RECIPES, named
+from tasks.errors import HeroRunError, RecipeError
+from tasks.recipe import from_json
+from tasks.system.report import Report, table_rows, text_table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return parsed.action(parsed)
+    except HeroRunError as error:
+        print(f"hero-run: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("hero-run: stopped; what is finished stays on disk and is used by the next start.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hero-run",
+        description="A fitting EAGLE-3 drafter for a very large model, overnight, on one machine.",
+        epilog="Start with: hero-run run smollm2-cpu",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run a recipe; finished stages are not repeated", description=_RUN_TEXT)
+    run.add_argument("recipe", help="a name from `hero-run recipes`")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="changes",
+        help="change a recipe field, such as training.epochs=2; may be given several times",
+    )
+    run.add_argument("--data-root", metavar="DIR", help="folder that everything is written under")
+    _add_ui_port(run)
+    run.set_defaults(action=_run)
+    recipes = commands.add_parser("recipes", help="list the recipes")
+    recipes.set_defaults(action=_recipes)
+    ui = commands.add_parser("ui", help="serve Prefect's UI with the runs so far, until Ctrl-C")
+    _add_ui_port(ui)
+    ui.set_defaults(action=_ui)
+    return parser
+
+
+_RUN_TEXT = (
+    "Run a recipe from where it stands on disk. Uses the Prefect API of PREFECT_API_URL; without one, a local "
+    "server is started for the time of the run and stopped afterwards. Exits 0 when the run completes, whatever "
+    "the verdict."
+)
+
+
+def _add_ui_port(parser: argparse.ArgumentParser) -> None:
+    default = local_api.DEFAULT_UI_PORT
+    text = f"port of the local Prefect server (default {default}); ignored when PREFECT_API_URL is set"
+    parser.add_argument("--ui-port", type=int, default=default, metavar="N", help=text)
+
+
+def parse_changes(settings: list[str]) -> dict[str, Any]:
+    """``a.b=1`` settings as nested changes; a value is JSON, or else the text itself.
+
+    Raises:
+        RecipeError: A setting has no ``=``.
+    """
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or not name:
+            raise RecipeError(f"--set takes FIELD=VALUE, such as training.epochs=2; found {setting!r}.")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        *parents, last = name.split(".")
+        inner = changes
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
+    return changes
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    changes = parse_changes(parsed.changes)
+    if parsed.data_root:
+        changes["data_root"] = str(Path(parsed.data_root).expanduser().absolute())
+    recipe = named(parsed.recipe, changes)  # a typing error is told here, before anything starts
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "10")  # rides out an API that is away for half an hour
+    results = Path(recipe.data_root).expanduser().absolute() / "results"
+    os.environ.setdefault("PREFECT_RESULTS_LOCAL_STORAGE_PATH", str(results))
+    api = nullcontext(os.environ["PREFECT_API_URL"]) if "PREFECT_API_URL" in os.environ else None
+    with api or local_api.local_api(parsed.ui_port) as address:
+        if api is None:
+            os.environ.update(local_api.settings(parsed.ui_port))
+            print(f"Prefect UI while it runs: {address}", flush=True)
+        # Prefect reads its settings when it is imported, so not before they are set.
+        from flows.hero_run import hero_run
+        from flows.recipes import Overrides
+
+        product = hero_run(parsed.recipe, Overrides(**changes) if changes else None)
+    report = from_json(Report, json.dumps(product.facts))
+    print(f"\n{text_table(table_rows(report))}\n\n{report.verdict.sentence(report.settings['confidence'])}")
+    print(f"{report.speed_sentence}\nreport: {product.folder}\n\n{report.last_line()}")
+    return 0
+
+
+def _recipes(_parsed: argparse.Namespace) -> int:
+    for name, recipe in RECIPES.items():
+        print(f"{name:<14}{recipe().description}")
+    return 0
+
+
+def _ui(parsed: argparse.Namespace) -> int:
+    if not local_api.answers(parsed.ui_port):
+        command = local_api.command(parsed.ui_port)
+        os.execve(command[0], command, {**os.environ, **local_api.settings(parsed.ui_port)})
+    print(f"already served: http://{local_api.HOST}:{parsed.ui_port}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""The hero run: a fitting EAGLE-3 drafter for a very large model, overnight, on one machine."""
+
+from prefect import flow
+
+from flows.recipes import Overrides, RecipeName
+from flows.site import open_run, run_name
+from tasks.drafter import drafter_download
+from tasks.evaluation import evaluation
+from tasks.extraction import extraction
+from tasks.inference import inference
+from tasks.policies import both
+from tasks.preflight import preflight
+from tasks.server import server_load, server_stop
+from tasks.system.run import Product
+from tasks.training import training
+
+
+@flow(name="hero-run", flow_run_name=run_name)
+def hero_run(recipe: RecipeName = "kimi-k25", overrides: Overrides | None = None) -> Product:  # type: ignore[valid-type]
+    """Make an EAGLE-3 drafter for a target model, and measure whether it is better than its base.
+
+                  ┌─ server-load ─────┐
+     preflight ───┤                   ├─ inference ─ server-stop ─ extraction ─ training ─ evaluation
+                  └─ drafter-download ┘
+
+    Args:
+        recipe: What to run; `hero-run recipes` lists them.
+        overrides: Recipe fields to change for this run; empty fields keep the recipe's values.
+    """
+    with open_run(recipe, overrides) as run:
+        preflight(run)
+        server, drafter = both(server_load.submit(run), drafter_download.submit(run))
+        responses = inference(run, server)
+        server_stop(run, server, responses)
+        states = extraction(run, responses, drafter)
+        trained = training(run, states, drafter)
+        return evaluation(run, trained)

@@ -1,0 +1,79 @@
+"""A local Prefect server (SQLite) for people who have none running."""
+
+import os
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.errors import BadInput, ChildDied
+from tasks.system.processes import Child, log_tail
+from tasks.system.vllm_server import port_is_free
+
+HOST = "127.0.0.1"
+DEFAULT_UI_PORT = 4200
+START_TIMEOUT_SECONDS = 120.0
+
+
+def settings(port: int) -> dict[str, str]:
+    """Prefect settings for a server on this port and for its clients."""
+    return {
+        "PREFECT_API_URL": f"http://{HOST}:{port}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def home(environment: Mapping[str, str]) -> Path:
+    """Prefect's own folder: database, server log."""
+    return Path(environment.get("PREFECT_HOME", "~/.prefect")).expanduser()
+
+
+def command(port: int) -> list[str]:
+    """The command that serves API and UI."""
+    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+
+
+def answers(port: int) -> bool:
+    """Whether a Prefect API answers on this port."""
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/api/health", timeout=2) as reply:
+            return reply.read().strip() == b"true"
+    except OSError:
+        return False
+
+
+@contextmanager
+def local_api(port: int) -> Iterator[str]:
+    """A Prefect API for as long as it is needed; one that is already running is used and left alone.
+
+    Yields:
+        The UI's address.
+
+    Raises:
+        BadInput: Something else listens on the port.
+        ChildDied: The server did not start.
+    """
+    address = f"http://{HOST}:{port}"
+    if answers(port):
+        yield address
+        return
+    if not port_is_free(HOST, port):
+        raise BadInput(
+            f"Prefect's UI needs port {port}, but something that is not a Prefect server listens there. "
+            "Stop it, choose another port (--ui-port N), or point PREFECT_API_URL at a server of yours."
+        )
+    log_path = home(os.environ) / "server.log"
+    child = Child(command(port), log_path, settings(port), grace_seconds=5)
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while not answers(port):
+            if child.exit is not None or time.monotonic() > deadline:
+                raise ChildDied(f"the Prefect server did not start. Its log {log_path} ends:\n{log_tail(log_path)}")
+            time.sleep(0.2)
+        yield address
+    finally:
+        child.stop()

