@@ -68,17 +68,17 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("text_config") or config
 
 
-def rope_theta_of(config: Mapping[str, Any], where: str) -> float:
-    """The rotary base, from ``rope_parameters`` (transformers 5) or ``rope_theta`` (before).
+def rope_theta_of(config: Mapping[str, Any]) -> float:
+    """The rotary base, from ``rope_parameters`` (transformers 5) or ``rope_theta`` (before)."""
+    parameters = config.get("rope_parameters") or {}
+    return float(parameters.get("rope_theta", config.get("rope_theta", 10000.0)))
 
-    Raises:
-        BadInput: The rotary embedding is scaled, which the drafter does not compute.
-    """
+
+def _refuse_scaled_rotary(config: Mapping[str, Any], where: str) -> None:
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind != "default":
         raise BadInput(f"{where}: rotary scaling {kind!r} is not supported for a drafter; only plain rotary is.")
-    return float(parameters.get("rope_theta", config.get("rope_theta", 10000.0)))
 
 
 def drafter_config(config: Mapping[str, Any], layer_ids: list[int], where: str) -> DrafterConfig:
@@ -93,6 +93,7 @@ def drafter_config(config: Mapping[str, Any], layer_ids: list[int], where: str) 
         BadInput: A field is missing, or the file asks for a variant that is not computed here.
     """
     _refuse_variants(config, where)
+    _refuse_scaled_rotary(config, where)
     try:
         heads = config["num_attention_heads"]
         return DrafterConfig(
@@ -105,7 +106,7 @@ def drafter_config(config: Mapping[str, Any], layer_ids: list[int], where: str) 
             draft_vocab_size=config.get("draft_vocab_size"),
             layer_ids=tuple(layer_ids or ids.read_layer_ids(config, where)),
             rms_norm_eps=config["rms_norm_eps"],
-            rope_theta=rope_theta_of(config, where),
+            rope_theta=rope_theta_of(config),
             max_position_embeddings=config["max_position_embeddings"],
             norm_before_residual=_flag(config, "norm_before_residual"),
             norm_output=_flag(config, "norm_output"),

@@ -63,6 +63,7 @@ def save_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / (SINGLE_NAME + PARTIAL_SUFFIX)
     save_file(tensors, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)  # the library writes for the owner alone; a server may run as someone else
     with partial.open("rb") as written:
         os.fsync(written.fileno())
     publish(partial, folder / SINGLE_NAME)

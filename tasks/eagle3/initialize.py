@@ -58,12 +58,14 @@ def initial_config(target_config: dict[str, Any], drafter: Drafter, where: str) 
             intermediate_size=drafter.intermediate_size or config["intermediate_size"],
             attention_heads=heads,
             key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            # With MLA the width of a value head is the plain one: 128 for Kimi.
+            head_dim=config.get("head_dim") or config.get("v_head_dim") or config["hidden_size"] // heads,
             vocab_size=config["vocab_size"],
             draft_vocab_size=min(drafter.draft_vocab_tokens, config["vocab_size"]),
             layer_ids=tuple(layer_ids),
             rms_norm_eps=config["rms_norm_eps"],
-            rope_theta=rope_theta_of(config, where),
+            # A scaled target needs no scaled drafter: AQ-MedAI's for Kimi has plain rotary too.
+            rope_theta=rope_theta_of(config),
             max_position_embeddings=config["max_position_embeddings"],
         )
     except KeyError as missing:

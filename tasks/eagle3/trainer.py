@@ -189,9 +189,13 @@ class Trainer:
         return row | {"acceptance_length": None, "learning_rate": rate}
 
     def _validate(self) -> float:
-        counts = self._validation.acceptances(self._drafter, self._embed_VD, self._target_ids_W, self._autocast())
-        length = acceptance_length(counts)
         progress = self.progress
+        # Later on the step that was just made is saved first: a stop waits for the end of the validation.
+        watch = watched(self._reporter, "validating", "packs", stoppable=progress.step == 0)
+        counts = self._validation.acceptances(
+            self._drafter, self._embed_VD, self._target_ids_W, self._autocast(), watch
+        )
+        length = acceptance_length(counts)
         if progress.step == 0:
             progress.base_acceptance_length = length
             row: Row = {"step": 0, "positions": 0, "acceptance_length": length}

@@ -41,7 +41,12 @@ class Validation:
         self._lm_head_VD = None
 
     def acceptances(
-        self, drafter: Eagle3Drafter, embed_VD: Tensor, target_ids_W: Tensor, autocast: torch.autocast
+        self,
+        drafter: Eagle3Drafter,
+        embed_VD: Tensor,
+        target_ids_W: Tensor,
+        autocast: torch.autocast,
+        progress: Callable[[int, int], None],
     ) -> list[tuple[int, int]]:
         """Hits and tries of every drafting step.
 
@@ -50,9 +55,11 @@ class Validation:
             embed_VD: The target's embeddings.
             target_ids_W: Target id of every draft id: a token outside the draft vocabulary is never hit.
             autocast: The compute type.
+            progress: Called with the packs done and their number.
         """
         totals = [(0, 0)] * self._steps
-        for documents, chosen_S in zip(self._packs, self._chosen, strict=True):
+        for done, (documents, chosen_S) in enumerate(zip(self._packs, self._chosen, strict=True)):
+            progress(done, len(self._packs))
             pack = read_pack(self._reader, documents).to(embed_VD.device)
             plan = plan_unroll(pack.answer_T, pack.start_T, self._steps)
             with torch.no_grad(), autocast:

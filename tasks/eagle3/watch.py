@@ -9,13 +9,14 @@ from tasks.system.child import Reporter
 REPORT_EVERY_SECONDS = 1.0
 
 
-def watched(reporter: Reporter, phase: str, unit: str) -> Callable[[int, int], None]:
-    """A callback for a loop that has nothing to save.
+def watched(reporter: Reporter, phase: str, unit: str, stoppable: bool = True) -> Callable[[int, int], None]:
+    """A callback for a loop.
 
     Args:
         reporter: Where progress goes.
         phase: What the loop does.
         unit: What it counts.
+        stoppable: Whether the loop may be left: nothing that it did is worth saving.
 
     Returns:
         A function of the amount done and the whole amount; it raises ``Stopped`` when a stop was asked for.
@@ -24,7 +25,7 @@ def watched(reporter: Reporter, phase: str, unit: str) -> Callable[[int, int], N
 
     def progress(done: int, total: int) -> None:
         nonlocal reported_at
-        if reporter.stop_requested:
+        if stoppable and reporter.stop_requested:
             raise Stopped(f"stopped while {phase}, after {done} of {total} {unit}; nothing was lost.")
         if time.monotonic() - reported_at >= REPORT_EVERY_SECONDS:
             reporter.progress(phase, done, total, unit)

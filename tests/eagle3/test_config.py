@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.eagle3.config import drafter_config, rope_theta_of
+from tasks.eagle3.config import drafter_config
 from tasks.eagle3.initialize import initial_config
 from tasks.eagle3.layer_ids import check_layer_ids, default_layer_ids, read_layer_ids, to_sglang
 from tasks.errors import BadInput
@@ -78,7 +78,7 @@ def test_a_variant_that_is_not_computed_is_refused(change):
 
 def test_scaled_rotary_is_refused():
     with pytest.raises(BadInput, match="'yarn'"):
-        rope_theta_of({"rope_scaling": {"type": "yarn", "factor": 32}, "rope_theta": 5e4}, "x")
+        drafter_config({**KIMI, "rope_scaling": {"type": "yarn", "factor": 32}}, [2, 30, 58], "x")
 
 
 def test_a_drafter_from_scratch_takes_the_targets_shape():
@@ -86,3 +86,9 @@ def test_a_drafter_from_scratch_takes_the_targets_shape():
     config = initial_config(target, Drafter(draft_vocab_tokens=1000, intermediate_size=64), "x")
     assert (config.attention_heads, config.head_dim, config.intermediate_size) == (64, 128, 64)
     assert config.layer_ids == (2, 30, 58)
+
+
+def test_a_drafter_from_scratch_for_a_target_with_mla_has_plain_heads():
+    target = {**KIMI, "head_dim": None, "v_head_dim": 128, "num_hidden_layers": 61, "rope_scaling": {"type": "yarn"}}
+    config = initial_config({"text_config": target}, Drafter(), "x")
+    assert (config.head_dim, config.rope_theta) == (128, 1e6)
