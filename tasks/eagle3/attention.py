@@ -18,6 +18,9 @@ from tasks.eagle3.precision import wide
 CPU_BLOCK_ROWS = 128
 GPU_BLOCK_ROWS = 512
 
+# The scores of a long pack are gigabytes on a GPU: there they are computed again in the backward pass.
+RECOMPUTING_DEVICES = ("cuda",)
+
 
 def training_time_attention(
     queries_NHE: Tensor,
@@ -59,8 +62,7 @@ def training_time_attention(
             rows_N[first:last] - key_first,
             starts_N[first:last] - key_first,
         )
-        # On a GPU the scores of a long pack are gigabytes: they are computed again in the backward pass.
-        if queries_NHE.is_cuda and torch.is_grad_enabled():
+        if queries_NHE.device.type in RECOMPUTING_DEVICES and torch.is_grad_enabled():
             outputs.append(checkpoint(_block, *arguments, use_reentrant=False))
         else:
             outputs.append(_block(*arguments))

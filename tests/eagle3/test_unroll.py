@@ -77,6 +77,11 @@ def test_norm_flags_match(flag):
     compare([7, 6], [{3, 4, 5}, {4, 5}], 3, **{flag: True})
 
 
+def test_scores_computed_again_in_the_backward_pass_match(monkeypatch):
+    monkeypatch.setattr("tasks.eagle3.attention.RECOMPUTING_DEVICES", ("cpu",))
+    compare([9, 5], [set(range(4, 9)), {3, 4}], 3)
+
+
 def test_block_edges_inside_and_between_documents_match():
     compare([5, 11, 6], [{3, 4}, set(range(2, 11)), {5}], 3, block_rows=3)
 
