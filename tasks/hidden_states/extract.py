@@ -45,11 +45,16 @@ def extract(spec: ExtractionSpec, reporter: Reporter) -> ExtractionResult:
     if work.samples:
         reporter.progress("loading the target", 0, 0, "samples")
         with running_engine(spec) as llm:
-            _capture(llm, spec, shape, work, reporter)
+            capture(llm, spec, shape, work, reporter)
     return _result(spec.out_folder, work)
 
 
-def _capture(llm: Any, spec: ExtractionSpec, shape: TargetShape, work: Work, reporter: Reporter) -> None:
+def capture(llm: Any, spec: ExtractionSpec, shape: TargetShape, work: Work, reporter: Reporter) -> None:
+    """Capture the samples of ``work`` with a running engine; ``work`` learns what became of them.
+
+    Raises:
+        HeroRunError: As in ``extract``.
+    """
     try:
         for failure in llm.collective_rpc("capture_start", args=(_capture_plan(spec, shape),)):
             _raise(failure)

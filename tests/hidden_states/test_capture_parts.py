@@ -13,8 +13,6 @@ from tasks.hidden_states.capture import check_runner, decoder_stack
 from tasks.hidden_states.checks import check_bad_samples, check_teacher, fault_of
 from tasks.hidden_states.packing import RowCollector, parts_of_step
 
-pytestmark = pytest.mark.engine
-
 A, D = 2, 4
 
 

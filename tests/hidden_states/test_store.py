@@ -14,8 +14,6 @@ from tasks.hidden_states.layout import StoreFormat, bytes_per_token, expected_st
 from tasks.hidden_states.reader import StateReader
 from tasks.hidden_states.shards import CapturedSample, ShardWriter
 
-pytestmark = pytest.mark.engine
-
 D, LAYERS = 32, [1, 2, 4]
 STORE = StoreFormat("bf16", LAYERS, D)
 
