@@ -42,15 +42,17 @@ class _Publisher:
         self.latest = progress
 
     def loop(self) -> None:
-        last_log = 0.0
+        last_log, logged, published = 0.0, None, None
         while True:
             ending = self.ended.wait(ARTIFACT_EVERY_SECONDS)
-            if self.latest is not None:
-                text = self.describe(self.latest)
-                if ending or time.monotonic() - last_log > LOG_EVERY_SECONDS:
-                    last_log = time.monotonic()
-                    self.logger.info(text)
-                self.publish(self.latest, text)
+            latest = self.latest
+            due = ending or time.monotonic() - last_log > LOG_EVERY_SECONDS
+            if latest is not None and latest is not logged and due:
+                last_log, logged = time.monotonic(), latest
+                self.logger.info(self.describe(latest))
+            if latest is not None and latest is not published:
+                published = latest
+                self.publish(latest, self.describe(latest))
             if ending:
                 return
 

@@ -205,6 +205,8 @@ class Evaluation:
     temperature: float = identity("sampling temperature", 0.0, ge=0)
     in_flight: int = identity("requests asked at once: the figures depend on it", 8, ge=1)
     confidence: float = identity("of the intervals", 0.95, gt=0, lt=1)
+    least_gain: float = identity("smaller gains of acceptance length over the base are not called better", 0.01, ge=0)
+    least_length: float = identity("a drafter below this acceptance length is not called better", 1.2, ge=1)
     engine: Engine = runtime("arguments and environment", Engine())
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
@@ -295,6 +297,8 @@ def _check_limits(metadata: Mapping[str, Any], value: Any, path: str) -> None:
 
 def _converted(kind: Any, value: Any, path: str) -> Any:
     """``value`` as ``kind``: the small part of a schema library that plain dataclasses need."""
+    if kind is Any:
+        return value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _converted_dataclass(typing.cast(type, kind), value, path)

@@ -3,7 +3,6 @@
 Shape legend: T tokens of a sample, A auxiliary layers, D hidden size.
 """
 
-# ruff: noqa: N815 (tensors carry upper-case shape suffixes, also as fields)
 
 import json
 from collections import OrderedDict

@@ -1,6 +1,7 @@
 """What a drafter does for a served model: acceptance from vLLM's own counters, speed, and the answers themselves."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,9 @@ COUNTERS = "vllm:spec_decode"
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+
+ARM_NAMES = ("none", "base", "trained")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +48,47 @@ class Arm:
         return [accepted / self.drafts if self.drafts else 0.0 for accepted in self.accepted_at]
 
 
+def measure_arms(
+    run: Run,
+    model_folder: Path,
+    drafters: Mapping[str, Path | None],
+    prompts: list[Prompt],
+    say: Callable[[str], None],
+    on_progress: OnProgress,
+) -> list[Arm]:
+    """Serve the target once for every drafter (None: without one) and ask the same prompts.
+
+    Args:
+        run: The run.
+        model_folder: Checkpoint of the target.
+        drafters: Name of the arm to the drafter's folder.
+        prompts: What is asked.
+        say: Gets a line when a server's phase changes.
+        on_progress: Gets the prompts done over all arms.
+    """
+    arms: list[Arm] = []
+    for name, folder in drafters.items():
+
+        def add_earlier_arms(progress: Progress) -> None:
+            done = progress.done + len(arms) * len(prompts)
+            on_progress(dataclasses.replace(progress, done=done, total=len(drafters) * len(prompts)))
+
+        say(f"serving {describe_arm(name)}")
+        arms.append(measure_arm(run, name, model_folder, folder, prompts, add_earlier_arms))
+    return arms
+
+
+def describe_arm(name: str) -> str:
+    """The arm in words."""
+    return "without a drafter" if name == "none" else f"with the {name} drafter"
+
+
 def measure_arm(
     run: Run,
     name: str,
     model_folder: Path,
     drafter_folder: Path | None,
     prompts: list[Prompt],
-    on_phase: Callable[[str], None],
     on_progress: OnProgress,
 ) -> Arm:
     """Serve the target with this drafter (or none), ask the prompts, and read what vLLM counted.
@@ -61,16 +99,15 @@ def measure_arm(
     arguments = speculative_arguments(drafter_folder, spec.draft_tokens) if drafter_folder else []
     engine = Engine(arguments=spec.engine.arguments + arguments, environment=spec.engine.environment)
     log_path = run.log_folder / f"evaluation-{name}.log"
-    endpoint = start_server(
-        run.engine_python, model_folder, run.recipe.target, run.recipe.server, engine, log_path, on_phase
-    )
+    target, server = run.recipe.target, run.recipe.server
+    endpoint = start_server(run.engine_python, model_folder, target, server, engine, log_path, lambda _: None)
     answers: list[Answer] = []
 
     def keep(outcome: Answer | Rejected, tally: Tally) -> None:
         if isinstance(outcome, Answer):
             answers.append(outcome)
         figures = {"tokens_per_second": tally.tokens_per_second}
-        on_progress(Progress(f"asking with {name}", tally.done, len(prompts), "prompts", figures))
+        on_progress(Progress(f"asking {describe_arm(name)}", tally.done, len(prompts), "prompts", figures))
 
     try:
         before = counters(endpoint.base_url, COUNTERS)

@@ -10,6 +10,7 @@ The exit code repeats the outcome's kind, for shells: 0 done, 65 permanent, 75 t
 
 import dataclasses
 import json
+import os
 import signal
 import sys
 import time
@@ -66,6 +67,8 @@ def child_main(spec_type: type[Spec], work: Callable[[Spec, Reporter], Any]) -> 
     spec_path = Path(sys.argv[1])
     reporter = Reporter(progress_path(spec_path))
     signal.signal(signal.SIGTERM, lambda *_: setattr(reporter, "stop_requested", True))
+    # vLLM forks its engine from this process; with our handler the engine would ignore the signal.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     try:
         result = work(from_json(spec_type, spec_path.read_text()), reporter)
     except Exception as error:

@@ -4,9 +4,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.recipe import Evaluation
+from tasks.recipe import Evaluation, to_json
 from tasks.system.acceptance import Arm, differing_share
+from tasks.system.files import write_atomically
+from tasks.system.plots import plot_acceptance
 from tasks.system.verdict import Verdict, length_interval
+
+REPORT_NAME, REPORT_TEXT_NAME, PICTURE_NAME = "report.json", "report.md", "acceptance.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,3 +132,12 @@ def markdown_report(report: Report) -> str:
             "",
         ]
     )
+
+
+def write_report(folder: Path, report: Report, arms: list[Arm]) -> list[str]:
+    """Write the report as JSON, as Markdown and as a chart; returns the names of the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / REPORT_NAME, to_json(report))
+    write_atomically(folder / REPORT_TEXT_NAME, markdown_report(report))
+    plot_acceptance([arm for arm in arms if arm.accepted_at], folder / PICTURE_NAME)
+    return [REPORT_NAME, REPORT_TEXT_NAME, PICTURE_NAME]

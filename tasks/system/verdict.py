@@ -3,6 +3,11 @@
 Prompts are resampled with replacement, the same ones for both drafters, and the difference of the two
 acceptance lengths (1 + accepted / drafts, summed over the resampled prompts) is taken each time. The
 percentile interval of these differences decides (Efron and Tibshirani, An Introduction to the Bootstrap, 1993).
+
+- not better: the interval ends at or below the least gain that counts, or the trained drafter is below the
+  least useful length: one that gives 1.1 tokens a step only costs, however surely it beats a base of 1.0;
+- better: the interval lies above zero and the difference reaches the least gain;
+- cannot tell: otherwise, and always with fewer than twenty prompts, where the bootstrap is too narrow.
 """
 
 from dataclasses import dataclass
@@ -11,8 +16,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.recipe import Evaluation
+
 RESAMPLES = 10_000
 SEED = 0
+LEAST_PROMPTS = 20
 
 # Shape legend: N prompts, 2 the sums (accepted tokens, verification steps), R resamples.
 
@@ -40,13 +48,13 @@ class Verdict:
         )
 
 
-def judge(base: dict[str, list[int]], trained: dict[str, list[int]], confidence: float) -> Verdict:
+def judge(base: dict[str, list[int]], trained: dict[str, list[int]], spec: Evaluation) -> Verdict:
     """Compare two drafters by their per-prompt acceptance histograms.
 
     Args:
         base: Sample id to verification steps by number of accepted draft tokens.
         trained: The same for the trained drafter.
-        confidence: Of the interval, such as 0.95.
+        spec: Confidence of the interval, and what counts as a gain.
     """
     both = sorted(base.keys() & trained.keys())
     if not both:
@@ -54,14 +62,16 @@ def judge(base: dict[str, list[int]], trained: dict[str, list[int]], confidence:
     base_N2, trained_N2 = _sums(base, both), _sums(trained, both)
     picks_RN = np.random.default_rng(SEED).integers(len(both), size=(RESAMPLES, len(both)))
     differences_R = _length(trained_N2[picks_RN].sum(axis=1)) - _length(base_N2[picks_RN].sum(axis=1))
-    tail = (1 - confidence) / 2
+    tail = (1 - spec.confidence) / 2
     low, high = (float(x) for x in np.quantile(differences_R, [tail, 1 - tail]))
-    difference = float(_length(trained_N2.sum(axis=0)) - _length(base_N2.sum(axis=0)))
+    length = float(_length(trained_N2.sum(axis=0)))
+    difference = length - float(_length(base_N2.sum(axis=0)))
     verdict: Literal["better", "not-better", "cannot-tell"] = "cannot-tell"
-    if low > 0:
-        verdict = "better"
-    elif high <= 0:
-        verdict = "not-better"
+    if len(both) >= LEAST_PROMPTS:
+        if high <= spec.least_gain or length < spec.least_length:
+            verdict = "not-better"
+        elif low > 0 and difference >= spec.least_gain:
+            verdict = "better"
     return Verdict(verdict, difference, low, high, len(both))
 
 

@@ -1,0 +1,148 @@
+"""What a stage declares, on Prefect's own engine with a temporary API."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.settings import (
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_RESULTS_LOCAL_STORAGE_PATH,
+    temporary_settings,
+)
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.recipes import named
+from tasks.errors import BadInput, NotEnoughDisk, ServerGone
+from tasks.policies import both, stage_task
+from tasks.system.manifest import place, write_manifest
+from tasks.system.run import Product, Run, product_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect_api():
+    # Without heartbeats each flow call is a second shorter.
+    with prefect_test_harness(), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def results_of_this_test(tmp_path):
+    with temporary_settings({PREFECT_RESULTS_LOCAL_STORAGE_PATH: tmp_path / "results"}):
+        yield
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return Run(recipe=named("smollm2-cpu"), name="test", data_root=tmp_path / "data", engine_python=Path("python"))
+
+
+@dataclass
+class Work:
+    """A stage that writes one file, and counts how often its body ran."""
+
+    bodies: int = 0
+    failures: tuple[Exception, ...] = ()
+    need_bytes: int = 0
+    digest_parts: str = "x"
+
+    def task(self, retries: int = 2):
+        def where(run):
+            return place(run.data_root, "work", "work", 1, parts=self.digest_parts)
+
+        @stage_task(
+            "work",
+            place=where,
+            need_bytes=lambda run: self.need_bytes,
+            retries=retries,
+            retry_seconds=0.01,
+            timeout_hours=1,
+        )
+        def work(run: Run) -> Product:
+            self.bodies += 1
+            if self.bodies <= len(self.failures):
+                raise self.failures[self.bodies - 1]
+            stage = where(run)
+            stage.folder.mkdir(parents=True, exist_ok=True)
+            (stage.folder / "product").write_text("made")
+            return product_of(stage, write_manifest(stage, ["product"], {"body": self.bodies}))
+
+        return work
+
+    def in_a_flow(self, run: Run) -> tuple[str, Product]:
+        """The task run's state name and its result, in a flow run of its own."""
+        task = self.task()
+
+        @flow
+        def once():
+            state = task(run, return_state=True)
+            return state.name, state.result()
+
+        return once()
+
+
+def test_the_second_run_is_cached_and_gives_the_same_record(run):
+    work = Work()
+    first, second = work.in_a_flow(run), work.in_a_flow(run)
+    assert (first[0], second[0], work.bodies) == ("Completed", "Cached", 1)
+    assert first[1] == second[1]
+
+
+def test_a_deleted_product_is_made_again(run):
+    work = Work()
+    _, product = work.in_a_flow(run)
+    (product.folder / "product").unlink()
+    assert work.in_a_flow(run)[0] == "Completed" and work.bodies == 2
+
+
+def test_after_a_product_was_made_again_it_is_cached_again(run):
+    work = Work()
+    _, product = work.in_a_flow(run)
+    (product.folder / "product").unlink()
+    work.in_a_flow(run)
+    assert work.in_a_flow(run)[0] == "Cached" and work.bodies == 2
+
+
+def test_another_identity_is_another_product(run):
+    work = Work()
+    work.in_a_flow(run)
+    work.digest_parts = "y"
+    assert work.in_a_flow(run)[0] == "Completed"
+
+
+def test_a_transient_error_is_retried(run):
+    work = Work(failures=(ServerGone("gone"), ServerGone("gone")))
+    assert work.in_a_flow(run)[0] == "Completed" and work.bodies == 3
+
+
+def test_a_permanent_error_is_not_retried(run):
+    work = Work(failures=(BadInput("bad"),) * 3)
+    with pytest.raises(BadInput, match="bad"):
+        work.in_a_flow(run)
+    assert work.bodies == 1
+
+
+def test_a_bug_is_not_retried(run):
+    work = Work(failures=(KeyError("oops"),) * 3)
+    with pytest.raises(KeyError):
+        work.in_a_flow(run)
+    assert work.bodies == 1
+
+
+def test_a_stage_that_does_not_fit_is_refused_before_its_body(run):
+    work = Work(need_bytes=10**18)
+    with pytest.raises(NotEnoughDisk, match="work needs 1e\\+03 PB|work needs 1000 PB"):
+        work.in_a_flow(run)
+    assert work.bodies == 0
+
+
+def test_the_first_failure_of_two_stages_is_the_flows(run):
+    failing = Work(failures=(BadInput("no such drafter"),), digest_parts="failing").task()
+    fine = Work(digest_parts="fine").task()
+
+    @flow
+    def two():
+        return both(fine.submit(run), failing.submit(run))
+
+    with pytest.raises(BadInput, match="no such drafter"):
+        two()
