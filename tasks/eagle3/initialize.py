@@ -16,7 +16,8 @@ from tasks.eagle3.drafter import Eagle3Drafter
 from tasks.eagle3.export import save_weights
 from tasks.eagle3.layer_ids import check_layer_ids, default_layer_ids
 from tasks.eagle3.spec import InitialDrafterResult, InitialDrafterSpec
-from tasks.eagle3.target_head import TargetHead, read_target_head
+from tasks.eagle3.target_head import read_target_head
+from tasks.eagle3.warm_start import start_from_last_layer
 from tasks.errors import BadInput
 from tasks.recipe import Drafter
 from tasks.system.child import Reporter, child_main
@@ -33,8 +34,12 @@ def initialize(spec: InitialDrafterSpec, reporter: Reporter) -> InitialDrafterRe
     """
     reporter.progress("initializing", 0, 1, "drafters")
     target = read_target_head(spec.target_folder)
-    config = initial_config(read_config(spec.target_folder), spec.drafter, str(spec.target_folder / CONFIG_NAME))
-    weights = initial_weights(config, target, spec.drafter.seed)
+    target_config = read_config(spec.target_folder)
+    config = initial_config(target_config, spec.drafter, str(spec.target_folder / CONFIG_NAME))
+    weights = random_weights(config, spec.drafter.seed)
+    layers = language_config(target_config)["num_hidden_layers"]
+    warm = start_from_last_layer(weights, spec.target_folder, target, layers)
+    print("the drafter starts as the target's last layer" if warm else "the drafter starts random", flush=True)
     save_weights(spec.out_folder, {name: tensor.bfloat16().contiguous() for name, tensor in weights.items()})
     write_atomically(spec.out_folder / CONFIG_NAME, json.dumps(vllm_config(config, {}), indent=2))
     reporter.progress("initializing", 1, 1, "drafters")
@@ -72,7 +77,7 @@ def initial_config(target_config: dict[str, Any], drafter: Drafter, where: str) 
         raise BadInput(f"{where} lacks the field {missing}, which the drafter's shape is taken from.") from None
 
 
-def initial_weights(config: DrafterConfig, target: TargetHead, seed: int) -> dict[str, Tensor]:
+def random_weights(config: DrafterConfig, seed: int) -> dict[str, Tensor]:
     """Random matrices and unit norms, all but the lm_head."""
     generator = torch.Generator().manual_seed(seed)
     drafter = Eagle3Drafter(config)

@@ -15,7 +15,12 @@ KEY = "eagle_aux_hidden_state_layer_ids"
 
 
 def default_layer_ids(target_layers: int) -> list[int]:
-    """An early, a middle and a late layer, as the EAGLE-3 authors' releases choose them."""
+    """An early, a middle and a late layer, as the EAGLE-3 authors' releases choose them.
+
+    Below seven layers that choice would repeat one; then they are spread out.
+    """
+    if target_layers < 7:
+        return [1, max(2, target_layers // 2), max(3, target_layers - 1)]
     return [2, target_layers // 2, target_layers - 3]
 
 

@@ -3,8 +3,6 @@
 Nothing is padded: a pack is as long as its documents, at most ``pack_tokens``.
 """
 
-# ruff: noqa: N815 (tensors carry upper-case shape suffixes, also as fields)
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

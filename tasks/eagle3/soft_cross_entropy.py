@@ -8,8 +8,6 @@ Liger Kernel's fused linear cross entropy, arXiv 2410.10989).
 Shapes: K unroll steps; S predicted tokens; C predicted tokens of one block; D hidden size; W draft vocabulary.
 """
 
-# ruff: noqa: N815 (tensors carry upper-case shape suffixes, also as fields)
-
 from dataclasses import dataclass
 from typing import Any
 

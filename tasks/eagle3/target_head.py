@@ -3,8 +3,6 @@
 Shapes: V target vocabulary; D hidden size.
 """
 
-# ruff: noqa: N815 (tensors carry upper-case shape suffixes, also as fields)
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -12,8 +12,6 @@ Shapes: T positions of the pack; N rows; S predicted tokens; K unroll steps; D h
 layers; H query heads; J key/value heads; E head width; W draft vocabulary.
 """
 
-# ruff: noqa: N815 (tensors carry upper-case shape suffixes, also as fields)
-
 from dataclasses import dataclass
 
 import torch

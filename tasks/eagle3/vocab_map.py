@@ -6,8 +6,6 @@ A file holds it twice: ``d2t`` (int64 [W], *offsets*: target id = draft id + d2t
 Shapes: V target vocabulary; W draft vocabulary.
 """
 
-# ruff: noqa: N815 (tensors carry upper-case shape suffixes, also as fields)
-
 from dataclasses import dataclass
 
 import torch

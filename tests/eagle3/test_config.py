@@ -29,6 +29,11 @@ def test_defaults_are_an_early_a_middle_and_a_late_layer():
     assert default_layer_ids(61) == [2, 30, 58]
 
 
+@pytest.mark.parametrize("layers", range(3, 12))
+def test_defaults_are_usable_for_small_targets(layers):
+    check_layer_ids(default_layer_ids(layers), layers, "x")
+
+
 def test_sglang_numbers_the_same_tensors_one_lower():
     assert to_sglang([2, 30, 58]) == [1, 29, 57]
 
