@@ -12,6 +12,7 @@ from dataclasses import asdict
 from tasks.eagle3.base import Base, read_base, with_vocabulary
 from tasks.eagle3.checkpoints import Checkpoints
 from tasks.eagle3.curve import CURVE_NAME, write_curve
+from tasks.eagle3.device import checked_device, named_device_faults
 from tasks.eagle3.export import EXPORT_FILES, export_drafter
 from tasks.eagle3.packing import Survey, pack_documents, plan_steps, survey_samples
 from tasks.eagle3.spec import TrainingResult, TrainingSpec
@@ -30,10 +31,12 @@ def train(spec: TrainingSpec, reporter: Reporter) -> TrainingResult:
     """Train and export.
 
     Raises:
+        RecipeError: The training device is not there.
         BadInput: Target, base and states do not fit each other, or the samples teach nothing.
         BadProduct: The loss or a weight became NaN or Inf.
         Stopped: A stop was asked for; the next call goes on from the checkpoint that was saved.
     """
+    checked_device(spec.training.device)
     reporter.progress("reading target and base", 0, 0, "checkpoints")
     target = read_target_head(spec.target_folder)
     base = read_base(spec.base_folder, target, spec.drafter.layer_ids)
@@ -45,11 +48,12 @@ def train(spec: TrainingSpec, reporter: Reporter) -> TrainingResult:
         base = with_vocabulary(base, most_frequent(survey.answer_counts_V, spec.drafter.draft_vocab_tokens), target)
     assert base.vocab_map is not None
     export_drafter(spec.out_folder / "base", base.config, base.raw_config, base.weights, base.vocab_map)
-    trainer = _trainer(spec, base, target, reader, survey, held_out, reporter)
-    try:
-        progress = trainer.run()
-    finally:
-        write_curve(spec.out_folder, trainer.progress.curve, spec.training.unroll_steps)
+    with named_device_faults(spec.training.pack_tokens):
+        trainer = _trainer(spec, base, target, reader, survey, held_out, reporter)
+        try:
+            progress = trainer.run()
+        finally:
+            write_curve(spec.out_folder, trainer.progress.curve, spec.training.unroll_steps)
     best_weights = progress.best_weights or base.weights
     export_drafter(spec.out_folder / "best", base.config, base.raw_config, best_weights, base.vocab_map)
     _checkpoints(spec, base).delete()
