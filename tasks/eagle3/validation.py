@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tasks.eagle3.drafter import Eagle3Drafter
-from tasks.eagle3.metrics import conditional_acceptances
+from tasks.eagle3.metrics import conditional_acceptances, visited_positions
 from tasks.eagle3.packing import Document, read_pack
 from tasks.eagle3.soft_cross_entropy import block_rows
 from tasks.eagle3.unroll import Plan, plan_unroll, unroll
@@ -67,9 +67,18 @@ class Validation:
                 head_WD = drafter.lm_head.weight.to(drafts_KSD.dtype)
                 drafted_KS = torch.stack([target_ids_W[highest(draft_SD, head_WD)] for draft_SD in drafts_KSD])
             hits_KS = drafted_KS == chosen_S.to(drafted_KS.device)
-            counts = conditional_acceptances(by_position(hits_KS, plan), by_position(plan.counted_KS, plan))
+            counts = served_acceptances(hits_KS, plan, pack.answer_T)
             totals = [(a + c, b + d) for (a, b), (c, d) in zip(totals, counts, strict=True)]
         return totals
+
+
+def served_acceptances(hits_KS: Tensor, plan: Plan, answer_T: Tensor) -> list[tuple[int, int]]:
+    """Hits and tries of every step at the positions where a server would draft."""
+    hits_KN = by_position(hits_KS & plan.counted_KS, plan).cpu()
+    generated_N = answer_T[plan.rows_N + 1].cpu()
+    visited_N = visited_positions(hits_KN, plan.rows_N.tolist(), generated_N)
+    counted_KN = by_position(plan.counted_KS, plan).cpu()
+    return conditional_acceptances(hits_KN[:, visited_N], counted_KN[:, visited_N])
 
 
 def by_position(flags_KS: Tensor, plan: Plan) -> Tensor:
