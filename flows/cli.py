@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +99,14 @@ def _run(parsed: argparse.Namespace) -> int:
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "10")  # rides out an API that is away for half an hour
     results = Path(recipe.data_root).expanduser().absolute() / "results"
     os.environ.setdefault("PREFECT_RESULTS_LOCAL_STORAGE_PATH", str(results))
-    api = nullcontext(os.environ["PREFECT_API_URL"]) if "PREFECT_API_URL" in os.environ else None
-    with api or local_api.local_api(parsed.ui_port) as address:
-        if api is None:
-            os.environ.update(local_api.settings(parsed.ui_port))
-            print(f"Prefect UI while it runs: {address}", flush=True)
-        # Prefect reads its settings when it is imported, so not before they are set.
-        from flows.hero_run import hero_run
-        from flows.recipes import Overrides
+    if "PREFECT_API_URL" not in os.environ:
+        print(f"Prefect UI while it runs: {local_api.ensure_api(parsed.ui_port)}", flush=True)
+        os.environ.update(local_api.settings(parsed.ui_port))
+    # Prefect reads its settings when it is imported, so not before they are set.
+    from flows.hero_run import hero_run
+    from flows.recipes import Overrides
 
-        product = hero_run(parsed.recipe, Overrides(**changes) if changes else None)
+    product = hero_run(parsed.recipe, Overrides(**changes) if changes else None)
     report = from_json(Report, json.dumps(product.facts))
     print(f"\n{text_table(table_rows(report))}\n\n{report.verdict.sentence(report.settings['confidence'])}")
     print(f"{report.speed_sentence}\nreport: {product.folder}\n\n{report.last_line()}")

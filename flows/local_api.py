@@ -1,11 +1,11 @@
 """A local Prefect server (SQLite) for people who have none running."""
 
+import atexit
 import os
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.errors import BadInput, ChildDied
@@ -46,11 +46,10 @@ def answers(port: int) -> bool:
         return False
 
 
-@contextmanager
-def local_api(port: int) -> Iterator[str]:
-    """A Prefect API for as long as it is needed; one that is already running is used and left alone.
+def ensure_api(port: int) -> str:
+    """A Prefect API on this port until this process ends; one that is already running is used and left alone.
 
-    Yields:
+    Returns:
         The UI's address.
 
     Raises:
@@ -59,8 +58,7 @@ def local_api(port: int) -> Iterator[str]:
     """
     address = f"http://{HOST}:{port}"
     if answers(port):
-        yield address
-        return
+        return address
     if not port_is_free(HOST, port):
         raise BadInput(
             f"Prefect's UI needs port {port}, but something that is not a Prefect server listens there. "
@@ -68,12 +66,12 @@ def local_api(port: int) -> Iterator[str]:
         )
     log_path = home(os.environ) / "server.log"
     child = Child(command(port), log_path, settings(port), grace_seconds=5)
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while not answers(port):
-            if child.exit is not None or time.monotonic() > deadline:
-                raise ChildDied(f"the Prefect server did not start. Its log {log_path} ends:\n{log_tail(log_path)}")
-            time.sleep(0.2)
-        yield address
-    finally:
-        child.stop()
+    # Prefect's clients send their last logs and events when the interpreter's threads end, which is before
+    # these callbacks: a server stopped any earlier would leave them retrying for minutes.
+    atexit.register(child.stop)
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while not answers(port):
+        if child.exit is not None or time.monotonic() > deadline:
+            raise ChildDied(f"the Prefect server did not start. Its log {log_path} ends:\n{log_tail(log_path)}")
+        time.sleep(0.2)
+    return address

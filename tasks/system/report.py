@@ -1,5 +1,7 @@
 """The evaluation's report: one record of figures, and the table and text made from it."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from tasks.system.plots import plot_acceptance
 from tasks.system.verdict import Verdict, length_interval
 
 REPORT_NAME, REPORT_TEXT_NAME, PICTURE_NAME = "report.json", "report.md", "acceptance.png"
+PER_PROMPT_NAME = "per_prompt.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +138,17 @@ def markdown_report(report: Report) -> str:
 
 
 def write_report(folder: Path, report: Report, arms: list[Arm]) -> list[str]:
-    """Write the report as JSON, as Markdown and as a chart; returns the names of the files."""
+    """Write the report as JSON, Markdown and a chart, and what each prompt gave; returns the names of the files."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / REPORT_NAME, to_json(report))
     write_atomically(folder / REPORT_TEXT_NAME, markdown_report(report))
+    write_atomically(folder / PER_PROMPT_NAME, "".join(json.dumps(line) + "\n" for line in _per_prompt(arms)))
     plot_acceptance([arm for arm in arms if arm.accepted_at], folder / PICTURE_NAME)
-    return [REPORT_NAME, REPORT_TEXT_NAME, PICTURE_NAME]
+    return [REPORT_NAME, REPORT_TEXT_NAME, PER_PROMPT_NAME, PICTURE_NAME]
+
+
+def _per_prompt(arms: list[Arm]) -> Iterator[dict[str, Any]]:
+    for arm in arms:
+        for sample_id, token_ids in arm.answers.items():
+            histogram = arm.histograms.get(sample_id, [])
+            yield {"arm": arm.name, "sample_id": sample_id, "answer_tokens": len(token_ids), "accepted": histogram}
