@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from blocks import DataVolume, VllmEngine, saved_or_default
 from flows.recipes import named
 from tasks.errors import PermanentError
+from tasks.logs import say_faults_plainly
 from tasks.system.disk import require_writable
 from tasks.system.processes import all_children_end
 from tasks.system.run import Run
@@ -36,6 +37,7 @@ def open_run(recipe_name: str, overrides: BaseModel | None) -> Iterator[Run]:
         BadInput: The data root cannot be written.
         PermanentError: Another run is using the data root.
     """
+    say_faults_plainly()
     asked = overrides.model_dump(exclude_none=True) if overrides else {}
     site = saved_or_default(DataVolume).model_dump(include={"root", "reserve_share"}, exclude_none=True)
     if "root" in site:

@@ -1,7 +1,6 @@
 """What every stage declares to Prefect: its cache key, its retries, its time limit and its need of disk space."""
 
 import functools
-import logging
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +18,6 @@ from tasks.system.disk import require, reserve_bytes
 from tasks.system.files import write_atomically
 from tasks.system.manifest import Stage
 from tasks.system.run import Run
-
-# Prefect warns that it cannot interrupt a blocked thread. It need not: what blocks here is a child process or a
-# request, and each has a closer limit of its own.
-logging.getLogger("prefect.task_runs").addFilter(lambda record: "running in a worker thread" not in record.getMessage())
 
 P = ParamSpec("P")
 R = TypeVar("R")

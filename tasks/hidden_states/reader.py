@@ -3,7 +3,6 @@
 Shape legend: T tokens of a sample, A auxiliary layers, D hidden size.
 """
 
-
 import json
 from collections import OrderedDict
 from dataclasses import dataclass

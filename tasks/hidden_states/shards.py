@@ -3,7 +3,6 @@
 Shape legend: T tokens of a sample, N tokens of a shard, A auxiliary layers, D hidden size.
 """
 
-
 import errno
 import hashlib
 import json

@@ -31,8 +31,12 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that the checkpoint consists of.
 
     Raises:
-        BadInput: There are none, or a shard that the index names is missing.
+        BadInput: There is no such folder, there are none in it, or a shard that the index names is missing.
     """
+    if not folder.is_dir():
+        raise BadInput(
+            f"there is no model folder {folder}. Name one that holds a checkpoint (config and *.safetensors)."
+        )
     index = folder / INDEX_NAME
     if index.exists():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
