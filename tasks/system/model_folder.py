@@ -35,7 +35,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise BadInput(
-            f"there is no model folder {folder}. Name one that holds a checkpoint (config and *.safetensors)."
+            f"there is no model folder {folder}. Name one with config.json and *.safetensors."
         )
     index = folder / INDEX_NAME
     if index.exists():
