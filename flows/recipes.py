@@ -60,7 +60,9 @@ def kimi_k25() -> Recipe:
 def smollm2_cpu() -> Recipe:
     """SmolLM2-135M on two CPU cores: the whole run, for real, in about a quarter of an hour."""
     # Eager mode starts three times as fast, which compiled kernels do not win back in runs this short.
-    eager = Engine(arguments=["--enforce-eager"], environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"})
+    eager = Engine(
+        arguments=["--enforce-eager"], environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+    )
     return Recipe(
         name="smollm2-cpu",
         description="SmolLM2-135M-Instruct on two CPU cores: the whole run, from scratch, in a quarter of an hour",

@@ -17,7 +17,7 @@ def engine_python() -> Path:
 
 
 @pytest.fixture(scope="session")
-def target_folder(engine_python: Path) -> Path:
+def real_target(engine_python: Path) -> Path:
     """SmolLM2-135M-Instruct as a checkpoint folder, made by the project's own code and kept between test runs."""
     folder, done = PROJECT / ".hero" / "test-target", PROJECT / ".hero" / "test-target.done"
     if not done.exists():
@@ -28,3 +28,9 @@ def target_folder(engine_python: Path) -> Path:
         run_in_engine(engine_python, "tasks.system.dequantise", spec, DequantiseResult, work, lambda _: None, {})
         write_atomically(done, "")
     return folder
+
+
+@pytest.fixture(scope="session")
+def target_folder(real_target: Path) -> Path:
+    """The target of tests that do not make a smaller one of their own."""
+    return real_target

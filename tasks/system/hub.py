@@ -3,14 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx2
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from tasks.errors import BadInput, TransferFailed
 from tasks.system.disk import require
@@ -18,6 +13,8 @@ from tasks.system.files import sha256_of
 
 WANTED_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
 """Never pickles."""
+REFUSALS = (401, 403, 404)
+CLIENT_ERRORS = (HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError, OSError)
 
 
 @dataclass(frozen=True)
@@ -38,13 +35,8 @@ def list_files(api: HfApi, repository: str, revision: str) -> list[HubFile]:
     """
     try:
         siblings = api.model_info(repository, revision=revision, files_metadata=True).siblings or []
-    except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
-        raise BadInput(
-            f"the hub has no {repository} at revision {revision} that this token may read ({type(error).__name__}). "
-            "Check the name and the revision, accept the repository's terms, or give the hub block a token."
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise TransferFailed(f"the hub did not list {repository} at {revision}: {error}.") from error
+    except CLIENT_ERRORS as error:
+        raise _named(error, f"listing {repository} at revision {revision}") from error
     return [
         HubFile(sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
         for sibling in siblings
@@ -85,11 +77,22 @@ def fetch_checkpoint(
             token=token,
             allow_patterns=[file.path for file in files],
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise TransferFailed(f"downloading {repository} at {revision} to {folder} broke off: {error}.") from error
+    except CLIENT_ERRORS as error:
+        raise _named(error, f"downloading {repository} at revision {revision} to {folder}") from error
     for file in files:
         _verify(folder, file, repository)
     return files
+
+
+def _named(error: Exception, action: str) -> BadInput | TransferFailed:
+    """Our error for the client's: a refusal is permanent, all else may pass."""
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    if status in REFUSALS:
+        return BadInput(
+            f"{action} was refused with HTTP {status} ({type(error).__name__}). Check the name and the revision, "
+            "accept the repository's terms, or give the hub access block a token that may read it."
+        )
+    return TransferFailed(f"{action} broke off: {error}.")
 
 
 def _has_size(path: Path, size_bytes: int) -> bool:

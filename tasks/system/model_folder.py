@@ -34,9 +34,7 @@ def weight_files(folder: Path) -> list[Path]:
         BadInput: There is no such folder, there are none in it, or a shard that the index names is missing.
     """
     if not folder.is_dir():
-        raise BadInput(
-            f"there is no model folder {folder}. Name one with config.json and *.safetensors."
-        )
+        raise BadInput(f"there is no model folder {folder}. Name one with config.json and *.safetensors.")
     index = folder / INDEX_NAME
     if index.exists():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))

@@ -1,6 +1,5 @@
 """vLLM itself loads an export, shares the target's embeddings with it, and drafts."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from tasks.eagle3.target_head import read_target_head
 from tasks.eagle3.vocab_map import VocabMap
 from tasks.recipe import Drafter
 from tasks.system.child import Reporter
-
-
-@pytest.fixture
-def real_target() -> Path:
-    if "HERO_TARGET_FOLDER" not in os.environ:
-        pytest.skip("HERO_TARGET_FOLDER names no checkpoint")
-    return Path(os.environ["HERO_TARGET_FOLDER"])
 
 
 @pytest.fixture
