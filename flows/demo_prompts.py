@@ -764,19 +764,17 @@ def explanations(rng: random.Random) -> Iterator[str]:
 
 
 def arithmetic(rng: random.Random) -> Iterator[str]:
-    """Word problems with whole-number answers; the two of one form differ in names, things and numbers."""
-    for form in ARITHMETIC * 2:
-        (name, other), (town, town2) = rng.sample(NAMES, 2), rng.sample(TOWNS, 2)
-        a, b = rng.randint(3, 9), rng.randint(11, 29)
-        yield form.format(
-            **{"name": name, "other": other, "town": town, "town2": town2, "a": a, "b": b, "ab": a * b},
-            **{
-                "goods": rng.choice(GOODS),
-                "day": rng.choice(DAYS),
-                "job": rng.choice(JOBS),
-                "hobby": rng.choice(HOBBIES),
-            },
-        )
+    """Word problems with whole-number answers; the six of one form differ in names, things and numbers."""
+    names, towns, goods = _shuffled(rng, NAMES), _shuffled(rng, TOWNS), _shuffled(rng, GOODS)
+    jobs, hobbies = _shuffled(rng, JOBS), _shuffled(rng, HOBBIES)
+    for i, form in enumerate(ARITHMETIC):
+        for j in range(6):
+            a, b = rng.randint(3, 9), rng.randint(11, 29)
+            people = {"name": names[(i + 5 * j) % len(names)], "other": names[(i + 5 * j + 13) % len(names)]}
+            places = {"town": towns[(i + 3 * j) % len(towns)], "town2": towns[(i + 3 * j + 10) % len(towns)]}
+            things = {"goods": goods[(i + j) % len(goods)], "day": DAYS[(i + j) % len(DAYS)]}
+            work = {"job": jobs[(i + j) % len(jobs)], "hobby": hobbies[(i + j) % len(hobbies)]}
+            yield form.format(**people, **places, **things, **work, a=a, b=b, ab=a * b)
 
 
 def howtos(rng: random.Random) -> Iterator[str]:
@@ -835,7 +833,7 @@ def emails(rng: random.Random) -> Iterator[str]:
 
 def extractions(rng: random.Random) -> Iterator[str]:
     """The facts of a note as JSON, a table or a list; and small formatting tasks."""
-    for i in range(26):
+    for i in range(90):
         for note_form, phrasings in EXTRACT_PHRASINGS.items():
             note = note_form.format(
                 name=rng.choice(NAMES),

@@ -17,8 +17,8 @@ def test_committed_file_is_what_the_generator_makes():
     assert DEMO_PROMPTS_PATH.read_text(encoding="utf-8") == demo_file_text()
 
 
-def test_there_are_at_least_900_distinct_prompts():
-    assert len(set(prompts())) >= 900
+def test_there_are_at_least_1200_distinct_prompts():
+    assert len(set(prompts())) >= 1200
 
 
 def test_there_are_no_duplicates_with_numbers_masked():
@@ -29,7 +29,7 @@ def test_there_are_no_duplicates_with_numbers_masked():
 def test_no_two_prompts_of_more_than_a_line_share_nearly_all_words():
     bags = [frozenset(re.findall(r"\w+", prompt.lower())) for prompt in prompts()]
     long_bags = [bag for bag in bags if len(bag) >= 16]
-    assert max(len(a & b) / len(a | b) for a, b in itertools.combinations(long_bags, 2)) < 0.85
+    assert max(len(a & b) / len(a | b) for a, b in itertools.combinations(long_bags, 2)) <= 0.9
 
 
 @pytest.mark.parametrize("kind", KINDS)
