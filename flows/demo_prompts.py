@@ -764,11 +764,11 @@ def explanations(rng: random.Random) -> Iterator[str]:
 
 
 def arithmetic(rng: random.Random) -> Iterator[str]:
-    """Word problems with whole-number answers; the six of one form differ in names, things and numbers."""
+    """Word problems with whole-number answers; the nine of one form differ in names, things and numbers."""
     names, towns, goods = _shuffled(rng, NAMES), _shuffled(rng, TOWNS), _shuffled(rng, GOODS)
     jobs, hobbies = _shuffled(rng, JOBS), _shuffled(rng, HOBBIES)
     for i, form in enumerate(ARITHMETIC):
-        for j in range(6):
+        for j in range(9):
             a, b = rng.randint(3, 9), rng.randint(11, 29)
             people = {"name": names[(i + 5 * j) % len(names)], "other": names[(i + 5 * j + 13) % len(names)]}
             places = {"town": towns[(i + 3 * j) % len(towns)], "town2": towns[(i + 3 * j + 10) % len(towns)]}
