@@ -68,21 +68,31 @@ class _Publisher:
             self.logger.debug("progress of %s was not published: %s", self.stage, error)
 
     def describe(self, progress: Progress) -> str:
-        assert self.first is not None
-        since, first = self.first
-        seconds, done = time.monotonic() - since, progress.done - first.done
-        text = f"{progress.phase}: {progress.done:,.0f}"
-        if progress.total:
-            text += f" of {progress.total:,.0f} {progress.unit} ({100 * progress.done / progress.total:.0f} %)"
-        else:
-            text += f" {progress.unit}"
-        if done > 0 and seconds > 0:
-            text += f", {done / seconds:.3g} {progress.unit}/s"
-            if progress.total > progress.done:
-                text += f", ETA {readable_seconds((progress.total - progress.done) * seconds / done)}"
-        known = {name: value for name, value in progress.figures.items() if value is not None}
-        figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in known.items())
-        return f"{text}; {figures}" if figures else text
+        since, first = self.first or (time.monotonic(), progress)
+        return describe(progress, progress.done - first.done, time.monotonic() - since)
+
+
+def describe(progress: Progress, gained: float, seconds: float) -> str:
+    """A report in words, with rate and ETA.
+
+    Args:
+        progress: The report.
+        gained: What was done since the phase was first heard of.
+        seconds: How long ago that was.
+    """
+    text = progress.phase
+    if progress.total:
+        share = 100 * progress.done / progress.total
+        text += f": {progress.done:,.0f} of {progress.total:,.0f} {progress.unit} ({share:.0f} %)"
+    elif progress.done:
+        text += f": {progress.done:,.0f} {progress.unit}"
+    if gained > 0 and seconds > 0:
+        text += f", {readable_number(gained / seconds)} {progress.unit}/s"
+        if progress.total > progress.done:
+            text += f", ETA {readable_seconds((progress.total - progress.done) * seconds / gained)}"
+    known = {name: value for name, value in progress.figures.items() if value is not None}
+    figures = ", ".join(f"{name.replace('_', ' ')} {readable_number(value)}" for name, value in known.items())
+    return f"{text}; {figures}" if figures else text
 
 
 @contextmanager
@@ -117,6 +127,11 @@ def _publish(create: Any, **arguments: Any) -> None:
         create(**arguments)
     except Exception as error:  # as above
         get_run_logger().warning("artifact %s was not published: %s", arguments["key"], error)
+
+
+def readable_number(value: float) -> str:
+    """Three significant digits, and never an exponent for large numbers: 0.723, 12.3, 1,112."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def readable_seconds(seconds: float) -> str:
