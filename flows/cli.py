@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import local_api
-from flows.recipes import RECIPES, named
+from flows.recipes import RECIPES, Overrides, named
 from tasks.errors import HeroRunError, RecipeError
 from tasks.recipe import from_json
 from tasks.system.report import Report, table_rows, text_table
@@ -104,7 +104,6 @@ def _run(parsed: argparse.Namespace) -> int:
         os.environ.update(local_api.settings(parsed.ui_port))
     # Prefect reads its settings when it is imported, so not before they are set.
     from flows.hero_run import hero_run
-    from flows.recipes import Overrides
 
     product = hero_run(parsed.recipe, Overrides(**changes) if changes else None)
     report = from_json(Report, json.dumps(product.facts))
