@@ -10,11 +10,7 @@ import matplotlib.pyplot as plt
 
 from tasks.system.acceptance import Arm
 
-BASE_COLOUR, TRAINED_COLOUR, LINE_COLOURS = (
-    "#9aa5b1",
-    "#1f6feb",
-    ("#1f6feb", "#d1662c", "#2da44e", "#8250df", "#6e7781"),
-)
+BASE_COLOUR, TRAINED_COLOUR = "#9aa5b1", "#1f6feb"
 SIZE_INCHES = (6.4, 3.6)
 
 
