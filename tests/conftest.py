@@ -8,6 +8,8 @@ from tasks.system.dequantise import DequantiseResult, DequantiseSpec
 from tasks.system.engine_child import run_in_engine
 from tasks.system.files import write_atomically
 
+pytest_plugins = ["tests.faults.plugin", "pytester"]
+
 PROJECT = Path(__file__).parents[1]
 
 
