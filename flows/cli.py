@@ -4,11 +4,12 @@ import argparse
 import json
 import os
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
 from flows import local_api
-from flows.recipes import RECIPES, Overrides, named
+from flows.recipes import RECIPES, Overrides, RefreshName, named
 from tasks.errors import HeroRunError, RecipeError
 from tasks.recipe import from_json
 from tasks.system.report import Report, table_rows, text_table
@@ -45,6 +46,14 @@ def _parser() -> argparse.ArgumentParser:
         help="change a recipe field, such as training.epochs=2; may be given several times",
     )
     run.add_argument("--data-root", metavar="DIR", help="folder that everything is written under")
+    run.add_argument(
+        "--refresh",
+        action="append",
+        default=[],
+        choices=typing.get_args(RefreshName),
+        metavar="STAGE",
+        help=f"make a stage anew although it is finished: {', '.join(typing.get_args(RefreshName))}",
+    )
     _add_ui_port(run)
     run.set_defaults(action=_run)
     recipes = commands.add_parser("recipes", help="list the recipes")
@@ -105,7 +114,7 @@ def _run(parsed: argparse.Namespace) -> int:
     # Prefect reads its settings when it is imported, so not before they are set.
     from flows.hero_run import hero_run
 
-    product = hero_run(parsed.recipe, Overrides(**changes) if changes else None)
+    product = hero_run(parsed.recipe, Overrides(**changes) if changes else None, parsed.refresh)
     report = from_json(Report, json.dumps(product.facts))
     print(f"\n{text_table(table_rows(report))}\n\n{report.verdict.sentence(report.settings['confidence'])}")
     print(f"{report.speed_sentence}\nreport: {product.folder}\n\n{report.last_line()}")

@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from flows.recipes import Overrides, RecipeName
+from flows.recipes import Overrides, RecipeName, RefreshName
 from flows.site import open_run, run_name
 from tasks.drafter import drafter_download
 from tasks.evaluation import evaluation
@@ -16,7 +16,11 @@ from tasks.training import training
 
 
 @flow(name="hero-run", flow_run_name=run_name)
-def hero_run(recipe: RecipeName = "kimi-k25", overrides: Overrides | None = None) -> Product:  # type: ignore[valid-type]
+def hero_run(
+    recipe: RecipeName = "kimi-k25",
+    overrides: Overrides | None = None,  # type: ignore[valid-type]
+    refresh: list[RefreshName] | None = None,
+) -> Product:
     """Make an EAGLE-3 drafter for a target model, and measure whether it is better than its base.
 
                   ┌─ server-load ─────┐
@@ -26,8 +30,9 @@ def hero_run(recipe: RecipeName = "kimi-k25", overrides: Overrides | None = None
     Args:
         recipe: What to run; `hero-run recipes` lists them.
         overrides: Recipe fields to change for this run; empty fields keep the recipe's values.
+        refresh: Stages to make anew although they are finished.
     """
-    with open_run(recipe, overrides) as run:
+    with open_run(recipe, overrides, refresh or []) as run:
         preflight(run)
         server, drafter = both(server_load.submit(run), drafter_download.submit(run))
         responses = inference(run, server)

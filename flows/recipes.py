@@ -28,6 +28,9 @@ from tasks.recipe import (
 RecipeName = Literal["kimi-k25", "smollm2-cpu"]
 """What the form in the UI offers."""
 
+RefreshName = Literal["drafter-download", "inference", "extraction", "training", "evaluation"]
+"""Stages that can be made anew on demand."""
+
 
 def kimi_k25() -> Recipe:
     """Kimi-K2.5 on eight 96 GB cards: 25,000 samples, finetune of AQ-MedAI's K2 drafter, about 29 hours."""

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ def run_name() -> str:
 
 
 @contextmanager
-def open_run(recipe_name: str, overrides: BaseModel | None) -> Iterator[Run]:
+def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[str]) -> Iterator[Run]:
     """Everything that a run's tasks need, for as long as the run lasts.
 
     On every way out all work is told to stop and every child process is ended.
@@ -47,7 +47,14 @@ def open_run(recipe_name: str, overrides: BaseModel | None) -> Iterator[Run]:
     require_writable(data_root)
     python = saved_or_default(VllmEngine).interpreter()
     with _only_run(data_root), all_children_end():
-        yield Run(recipe=recipe, name=str(runtime.flow_run.name), data_root=data_root, engine_python=python)
+        yield Run(
+            recipe=recipe,
+            id=str(runtime.flow_run.id),
+            name=str(runtime.flow_run.name),
+            data_root=data_root,
+            engine_python=python,
+            refresh=tuple(refresh),
+        )
 
 
 @contextmanager

@@ -30,8 +30,6 @@ def need_bytes(run: Run) -> int:
 def drafter_download(run: Run) -> Product:
     """Provide the base drafter and the layer ids that it was trained on."""
     stage, spec = drafter_stage(run), run.recipe.drafter
-    if (manifest := stage.manifest()) is not None:
-        return product_of(stage, manifest)
     stage.folder.mkdir(parents=True, exist_ok=True)
     checkpoint, files = stage.folder, []
     if spec.source is None:

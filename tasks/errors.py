@@ -6,6 +6,7 @@
     │   ├── BadInput            a prompt file, a checkpoint, a folder that is not what it must be
     │   ├── NotEnoughDisk       need, free space and path are in the message
     │   ├── BadProduct          a stage's own product fails its check (NaN loss, teacher gate)
+    │   ├── GaveUp              the same failure twice in a row, or all allowed tries used up
     │   └── EngineRejected      vLLM refused the model, the drafter or an argument
     ├── TransientError          worth another try
     │   ├── ServerGone          the vLLM server stopped answering
@@ -40,6 +41,10 @@ class NotEnoughDisk(PermanentError):
 
 class BadProduct(PermanentError):
     """A stage made something that fails its own check."""
+
+
+class GaveUp(PermanentError):
+    """The same failure came twice in a row, or the tries that are allowed are used up."""
 
 
 class EngineRejected(PermanentError):

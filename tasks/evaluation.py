@@ -28,8 +28,6 @@ from tasks.system.verdict import judge
 def evaluation(run: Run, trained: Product) -> Product:
     """Measure three arms on the held-out prompts, judge, and write the report."""
     stage, logger = evaluation_stage(run, trained), get_run_logger()
-    if (manifest := stage.manifest()) is not None:
-        return product_of(stage, manifest)
     prompts = load_prompts(run.recipe.prompts, prompts_path(run)).evaluation
     folders = (None, trained.folder / "base", trained.folder / "best")
     drafters = dict(zip(ARM_NAMES, folders, strict=True))

@@ -8,13 +8,13 @@ from tasks import artifacts
 from tasks.hidden_states.index import INDEX_NAME
 from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
 from tasks.policies import stage_task
-from tasks.stages import states_stage
+from tasks.stages import states_stage, training_stage
 from tasks.system.disk import reserve_bytes
 from tasks.system.engine_child import run_in_engine
-from tasks.system.manifest import write_manifest
+from tasks.system.manifest import Manifest, write_manifest
 from tasks.system.plan import model_facts, states_need_bytes
 from tasks.system.responses import RESPONSES_NAME
-from tasks.system.run import Product, Run, product_of
+from tasks.system.run import Product, Run, finished, product_of
 from tasks.system.target import target_folder
 
 MODULE = "tasks.hidden_states.extract"
@@ -27,12 +27,28 @@ def need_bytes(run: Run, responses: Product, drafter: Product) -> int:
     return states_need_bytes(run.recipe, model_facts(run.recipe, target_folder(run)), tokens, samples)
 
 
-@stage_task("extraction", place=states_stage, need_bytes=need_bytes, retries=2, retry_seconds=60, timeout_hours=48)
+def captured(run: Run, responses: Product, drafter: Product) -> Manifest | None:
+    """The manifest of the states; also of states that a finished training has used up."""
+    stage = states_stage(run, responses, drafter)
+    if (manifest := finished(run, stage)) is not None:
+        return manifest
+    consumed = stage.consumed()
+    trained = consumed and finished(run, training_stage(run, product_of(stage, consumed), drafter))
+    return consumed if trained else None
+
+
+@stage_task(
+    "extraction",
+    place=states_stage,
+    made=captured,
+    need_bytes=need_bytes,
+    retries=2,
+    retry_seconds=60,
+    timeout_hours=48,
+)
 def extraction(run: Run, responses: Product, drafter: Product) -> Product:
     """Capture what the store lacks, in a child of the engine environment."""
     stage = states_stage(run, responses, drafter)
-    if (manifest := stage.manifest()) is not None:
-        return product_of(stage, manifest)
     stage.folder.mkdir(parents=True, exist_ok=True)
     recipe = run.recipe
     spec = ExtractionSpec(
@@ -52,4 +68,4 @@ def extraction(run: Run, responses: Product, drafter: Product) -> Product:
     facts = asdict(result)
     shards = facts.pop("shards")
     get_run_logger().info("captured: %s", facts)
-    return product_of(stage, write_manifest(stage, [INDEX_NAME, *shards], facts, shards))
+    return product_of(stage, write_manifest(stage, [INDEX_NAME, *shards], facts, shards, bookkeeping=(INDEX_NAME,)))

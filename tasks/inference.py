@@ -32,8 +32,6 @@ def need_bytes(run: Run, server: Endpoint) -> int:
 def inference(run: Run, server: Endpoint) -> Product:
     """Ask what the journal lacks, then write the finished set."""
     stage = responses_stage(run)
-    if (manifest := stage.manifest()) is not None:
-        return product_of(stage, manifest)
     prompts = load_prompts(run.recipe.prompts, prompts_path(run))
     journal_path = answers_stage(run).folder / JOURNAL_NAME
     with artifacts.progress_artifact("inference") as on_progress:

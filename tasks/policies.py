@@ -13,11 +13,12 @@ from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.tasks import exponential_backoff
 
-from tasks.errors import TransientError
+from tasks.errors import ChildDied, GaveUp, HeroRunError, TransientError
+from tasks.system import ledger
 from tasks.system.disk import require, reserve_bytes
 from tasks.system.files import write_atomically
-from tasks.system.manifest import Stage
-from tasks.system.run import Run
+from tasks.system.manifest import Manifest, Stage
+from tasks.system.run import Run, finished, note_use, product_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,6 +33,8 @@ def stage_task(
     retries: int,
     retry_seconds: float,
     timeout_hours: float,
+    made: Callable[..., Manifest | None] | None = None,
+    record: Callable[[Stage, Manifest], Any] = product_of,
 ) -> Callable[[Callable[P, R]], Task[P, R]]:
     """Declare a stage.
 
@@ -42,21 +45,30 @@ def stage_task(
         retries: Tries after the first, for transient errors only.
         retry_seconds: First pause; doubled each time, with jitter.
         timeout_hours: Prefect's limit. Work in child processes has closer limits of its own.
+        made: From the task's arguments to the manifest of the work if it need not be done; by default the
+            stage's manifest, while its products are there as listed.
+        record: What the task returns when the work need not be done.
     """
+    look = made or (lambda run, *args, **kwargs: finished(run, place(run, *args, **kwargs)))
 
     def decorate(body: Callable[P, R]) -> Task[P, R]:
         @functools.wraps(body)
-        def with_disk_precondition(*args: P.args, **kwargs: P.kwargs) -> R:
+        def as_declared(*args: P.args, **kwargs: P.kwargs) -> R:
             run = args[0]
             assert isinstance(run, Run)
+            if (manifest := look(*args, **kwargs)) is not None:
+                return record(place(*args, **kwargs), manifest)
             reserve = reserve_bytes(run.data_root, run.recipe.reserve_share)
             require(run.data_root, need_bytes(*args, **kwargs), reserve, name)
-            return body(*args, **kwargs)
+            try:
+                return body(*args, **kwargs)
+            except TransientError as error:
+                raise _told(run, name, error) from error
 
         return task(
             name=name,
             task_run_name=name,
-            cache_policy=CachePolicy.from_cache_key_fn(_product_key(place)),
+            cache_policy=CachePolicy.from_cache_key_fn(_product_key(place, look)),
             persist_result=True,
             result_serializer="json",
             retries=retries,
@@ -64,7 +76,7 @@ def stage_task(
             retry_jitter_factor=0.5,
             retry_condition_fn=is_transient,
             timeout_seconds=timeout_hours * 3600,
-        )(with_disk_precondition)
+        )(as_declared)
 
     return decorate
 
@@ -74,7 +86,23 @@ def is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> boo
     return isinstance(state.result(raise_on_failure=False), TransientError)
 
 
-def _product_key(place: Callable[..., Stage]) -> Callable[[TaskRunContext, dict[str, Any]], str]:
+def _told(run: Run, name: str, error: TransientError) -> HeroRunError:
+    """Put an error into the run's ledger; one that no other try can help becomes permanent.
+
+    A process that fails twice in a row in the same way, at the same point, would do so a third time, and the
+    third model load costs as much as the first. The network is another matter.
+    """
+    fault = ledger.fault_of(name, error)
+    earlier = [known for known in ledger.read(run.log_folder) if known.stage == name]
+    ledger.note(run.log_folder, fault)
+    if isinstance(error, ChildDied) and earlier and earlier[-1].signature == fault.signature:
+        return GaveUp(f"the same failure twice in a row, so {name} is not tried again. {error}")
+    return error
+
+
+def _product_key(
+    place: Callable[..., Stage], look: Callable[..., Manifest | None]
+) -> Callable[[TaskRunContext, dict[str, Any]], str]:
     """A cache key that hits exactly while the products are on disk.
 
     Prefect looks a key up before the task runs and stores the result under it afterwards, so the key must not
@@ -83,10 +111,10 @@ def _product_key(place: Callable[..., Stage]) -> Callable[[TaskRunContext, dict[
     """
 
     def key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
-        stage = place(**inputs)
-        run: Run = inputs["run"]
+        stage, run = place(**inputs), inputs["run"]
+        note_use(run, stage)
         path = run.data_root / "generations" / f"{context.task.name}-{stage.digest}"
-        if stage.manifest() is None or not path.exists():
+        if look(**inputs) is None or not path.exists():
             renew_generation(path)
         return f"{context.task.name}-{stage.digest}-{path.read_text()}"
 

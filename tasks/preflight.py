@@ -8,7 +8,7 @@ from tasks import artifacts
 from tasks.stages import drafter_stage, prompts_path, responses_stage
 from tasks.system.plan import check_site, describe_prompts, make_plan
 from tasks.system.prompts import load_prompts
-from tasks.system.run import Run
+from tasks.system.run import Run, finished
 from tasks.system.target import target_folder, target_is_ready
 
 
@@ -20,10 +20,10 @@ def preflight(run: Run) -> None:
     prompts = load_prompts(run.recipe.prompts, prompts_path(run))
     logger.info(describe_prompts(prompts))
     unfinished = {"extraction", "training", "evaluation"}
-    serving = responses_stage(run).manifest() is None
+    serving = finished(run, responses_stage(run)) is None
     check_site(run, serving)
     unfinished |= {"inference"} if serving else set()
     unfinished |= {"target"} if not target_is_ready(run) else set()
-    unfinished |= {"drafter-download"} if drafter_stage(run).manifest() is None else set()
+    unfinished |= {"drafter-download"} if finished(run, drafter_stage(run)) is None else set()
     plan = make_plan(run, target_folder(run), unfinished)
     artifacts.table("plan", plan.rows(), f"What {run.recipe.name} is going to write under {run.data_root}")

@@ -8,8 +8,9 @@ from tasks.drafter import fetch_from_hub
 from tasks.errors import PermanentError
 from tasks.policies import stage_task
 from tasks.stages import responses_stage
-from tasks.system.manifest import Stage
+from tasks.system.manifest import Manifest, Stage
 from tasks.system.plan import model_facts
+from tasks.system.processes import live_child
 from tasks.system.run import Product, Run
 from tasks.system.target import ensure_target, target_folder, target_is_ready
 from tasks.system.vllm_server import Endpoint, lists_model, start_server, stop_server
@@ -30,13 +31,17 @@ def stopping_place(run: Run, server: Endpoint, responses: Product) -> Stage:
 
 # Need is decided backwards: what the server is for is the answers, so complete answers mean no load.
 @stage_task(
-    "server-load", place=responses_stage, need_bytes=weights_need_bytes, retries=1, retry_seconds=30, timeout_hours=8
+    "server-load",
+    place=responses_stage,
+    need_bytes=weights_need_bytes,
+    retries=2,
+    retry_seconds=30,
+    timeout_hours=8,
+    record=lambda stage, manifest: NOT_NEEDED,
 )
 def server_load(run: Run) -> Endpoint:
     """Fetch or make the target, start vLLM on it, and wait until it has answered a request."""
     logger = get_run_logger()
-    if responses_stage(run).manifest() is not None:
-        return NOT_NEEDED
     folder = ensure_target(run, fetch_from_hub)
     server, log_path = run.recipe.server, run.log_folder / "server.log"
     logger.info("starting vLLM on %s; its log is %s", folder, log_path)
@@ -51,9 +56,16 @@ def server_load(run: Run) -> Endpoint:
     )
 
 
+def stopped(run: Run, server: Endpoint, responses: Product) -> Manifest | None:
+    """The manifest of the answers, once nothing of a server that we started is left."""
+    return None if live_child(server.guard_pid) else responses_stage(run).manifest()
+
+
 @stage_task(
     "server-stop",
     place=stopping_place,
+    made=stopped,
+    record=lambda stage, manifest: "none was running",
     need_bytes=lambda run, server, responses: 0,
     retries=1,
     retry_seconds=5,

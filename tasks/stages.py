@@ -4,6 +4,7 @@ A stage's digest covers its own identity fields and the content of what it reads
 answers never meet old states, and changing a training parameter leaves everything before it alone.
 """
 
+import dataclasses
 from pathlib import Path
 
 from tasks.recipe import identity_of
@@ -41,15 +42,17 @@ def answers_stage(run: Run) -> Stage:
 
 def responses_stage(run: Run) -> Stage:
     """The finished set of answers."""
-    return place(
+    answers = answers_stage(run)
+    stage = place(
         run.data_root,
         "responses",
         "inference",
         RESPONSES_VERSION,
-        answers=answers_stage(run).digest,
+        answers=answers.digest,
         prompts=identity_of(run.recipe.prompts),
         prompts_sha256=sha256_of(prompts_path(run)),
     )
+    return dataclasses.replace(stage, resumes_from=(answers.folder,))
 
 
 def drafter_stage(run: Run) -> Stage:

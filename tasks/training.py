@@ -29,8 +29,6 @@ def need_bytes(run: Run, states: Product, drafter: Product) -> int:
 def training(run: Run, states: Product, drafter: Product) -> Product:
     """Train in a child of the engine environment, from its newest checkpoint if there is one."""
     stage = training_stage(run, states, drafter)
-    if (manifest := stage.manifest()) is not None:
-        return product_of(stage, manifest)
     stage.folder.mkdir(parents=True, exist_ok=True)
     recipe = run.recipe
     spec = TrainingSpec(

@@ -15,6 +15,8 @@ from tasks.errors import BadProduct
 from tasks.system.files import sha256_of, write_atomically
 
 MANIFEST_NAME = "manifest.json"
+CONSUMED_NAME = "consumed.json"
+"""What the manifest is called once its files were used up and deleted on purpose."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class FileEntry:
     size_bytes: int
     mtime_ns: int
     sha256: str
+    is_content: bool = True
+    """False for bookkeeping, which may change while the content stays the same."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,13 @@ class Manifest:
     @property
     def content_sha256(self) -> str:
         """What downstream digests fold in: names and checksums, not times, so that an equal file changes nothing."""
-        return digest_of({"digest": self.digest, "files": {entry.path: entry.sha256 for entry in self.files}})
+        files = {entry.path: entry.sha256 for entry in self.files if entry.is_content}
+        return digest_of({"digest": self.digest, "files": files})
+
+    @property
+    def size_bytes(self) -> int:
+        """All files together."""
+        return sum(entry.size_bytes for entry in self.files)
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,8 @@ class Stage:
     name: str
     identity: dict[str, Any]
     folder: Path
+    resumes_from: tuple[Path, ...] = ()
+    """Folders beside its own that hold unfinished work of it."""
 
     @property
     def digest(self) -> str:
@@ -59,6 +71,10 @@ class Stage:
     def manifest(self) -> Manifest | None:
         """The manifest, if it is there and every file has the size and time that it lists."""
         return read_valid_manifest(self.folder)
+
+    def consumed(self) -> Manifest | None:
+        """The manifest that products had which were used up and deleted on purpose."""
+        return _read(self.folder / CONSUMED_NAME)
 
 
 def digest_of(identity: Mapping[str, Any]) -> str:
@@ -82,7 +98,11 @@ def place(root: Path, kind: str, name: str, version: int, **identity: Any) -> St
 
 
 def write_manifest(
-    stage: Stage, files: list[str], facts: Mapping[str, Any], checksums: Mapping[str, str] | None = None
+    stage: Stage,
+    files: list[str],
+    facts: Mapping[str, Any],
+    checksums: Mapping[str, str] | None = None,
+    bookkeeping: tuple[str, ...] = (),
 ) -> Manifest:
     """List the finished files and declare the stage complete.
 
@@ -91,32 +111,48 @@ def write_manifest(
         files: Paths relative to the stage's folder.
         facts: Further plain JSON data for later stages and people.
         checksums: sha256 of files that their writer has already hashed.
+        bookkeeping: Those of the files that are not content (an index with times in it).
     """
-    entries = [_entry(stage.folder, path, (checksums or {}).get(path)) for path in sorted(files)]
+    known = checksums or {}
+    entries = [_entry(stage.folder, path, known.get(path), path not in bookkeeping) for path in sorted(files)]
     manifest = Manifest(stage.name, stage.digest, stage.identity, entries, dict(facts))
     write_atomically(stage.folder / MANIFEST_NAME, json.dumps(asdict(manifest), indent=1))
+    (stage.folder / CONSUMED_NAME).unlink(missing_ok=True)
     return manifest
 
 
-def _entry(folder: Path, path: str, sha256: str | None) -> FileEntry:
+def _entry(folder: Path, path: str, sha256: str | None, is_content: bool) -> FileEntry:
     status = (folder / path).stat()
-    return FileEntry(path, status.st_size, status.st_mtime_ns, sha256 or sha256_of(folder / path))
+    return FileEntry(path, status.st_size, status.st_mtime_ns, sha256 or sha256_of(folder / path), is_content)
 
 
 def read_valid_manifest(folder: Path) -> Manifest | None:
     """The folder's manifest, or None when it is absent, torn, or does not match the files."""
+    manifest = _read(folder / MANIFEST_NAME)
+    return manifest if manifest is not None and not unmatched(folder, manifest) else None
+
+
+def unmatched(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """Listed files that are not there as listed, each with what is wrong with it."""
+    return {entry.path: fault for entry in manifest.files if (fault := _fault(folder / entry.path, entry))}
+
+
+def _fault(path: Path, entry: FileEntry) -> str:
     try:
-        data = json.loads((folder / MANIFEST_NAME).read_text())
-        manifest = Manifest(**{**data, "files": [FileEntry(**entry) for entry in data["files"]]})
-        matches = all(_matches(folder, entry) for entry in manifest.files)
+        status = path.stat()
+    except OSError:
+        return "missing"
+    if status.st_size != entry.size_bytes:
+        return f"{status.st_size} B long, {entry.size_bytes} B were written"
+    return "changed since it was written" if status.st_mtime_ns != entry.mtime_ns else ""
+
+
+def _read(path: Path) -> Manifest | None:
+    try:
+        data = json.loads(path.read_text())
+        return Manifest(**{**data, "files": [FileEntry(**entry) for entry in data["files"]]})
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return manifest if matches else None
-
-
-def _matches(folder: Path, entry: FileEntry) -> bool:
-    status = (folder / entry.path).stat()
-    return (status.st_size, status.st_mtime_ns) == (entry.size_bytes, entry.mtime_ns)
 
 
 def verify(folder: Path) -> int:

@@ -1,12 +1,16 @@
 """The plain records that cross task edges."""
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tasks.errors import BadProduct
 from tasks.recipe import Recipe
-from tasks.system.manifest import Manifest, Stage
+from tasks.system.manifest import MANIFEST_NAME, Manifest, Stage
+
+USES_FOLDER = "runs"
+"""One file a run, one line a stage folder that it used, relative to the data root."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,11 +18,15 @@ class Run:
     """What every task is given: the recipe, and where this site keeps things."""
 
     recipe: Recipe
+    id: str
+    """The flow run's id at the Prefect API."""
     name: str
     """The flow run's name: logs of this run are kept under it."""
     data_root: Path
     engine_python: Path
     """Interpreter of the environment that has vLLM and torch."""
+    refresh: tuple[str, ...] = ()
+    """Stages to make anew, finished or not."""
 
     @property
     def log_folder(self) -> Path:
@@ -45,3 +53,37 @@ def product_of(stage: Stage, manifest: Manifest | None = None) -> Product:
     if manifest is None:
         raise BadProduct(f"{stage.name} is not finished: {stage.folder} has no manifest that matches its files.")
     return Product(folder=stage.folder, content_sha256=manifest.content_sha256, facts=manifest.facts)
+
+
+def finished(run: Run, stage: Stage) -> Manifest | None:
+    """The manifest of a stage whose products can be used, or None when it is to be made.
+
+    A stage that this run was asked to refresh is discarded the first time that it is looked at, and only then:
+    its own products, and the run's next try after a crash, count as usual.
+    """
+    if stage.name in run.refresh:
+        mark = run.data_root / "refreshed" / f"{run.id}-{stage.name}-{stage.digest}"
+        if not mark.exists():
+            discard(stage)
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+    return stage.manifest()
+
+
+def discard(stage: Stage) -> None:
+    """Delete a stage's products and what it would resume from; the manifest first, so that none is half believed."""
+    (stage.folder / MANIFEST_NAME).unlink(missing_ok=True)
+    for folder in (stage.folder, *stage.resumes_from):
+        if folder.exists():
+            shutil.rmtree(folder)
+
+
+def note_use(run: Run, stage: Stage) -> None:
+    """Remember that this run uses these products, for ``hero-run ls``."""
+    path = run.data_root / USES_FOLDER / f"{run.name}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = f"{stage.folder.relative_to(run.data_root)}\n"
+    with path.open("a+") as uses:
+        uses.seek(0)
+        if line not in uses:
+            uses.write(line)

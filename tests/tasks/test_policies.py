@@ -34,7 +34,7 @@ def results_of_this_test(tmp_path):
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    return Run(recipe=named("smollm2-cpu"), name="test", data_root=tmp_path / "data", engine_python=Path("python"))
+    return Run(recipe=named("smollm2-cpu"), id="1", name="test", data_root=tmp_path / "data", engine_python=Path("python"))
 
 
 @dataclass
