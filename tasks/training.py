@@ -1,14 +1,16 @@
 """The training task: an EAGLE-3 drafter trained on the captured states and exported for vLLM."""
 
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 from prefect.logging import get_run_logger
 
 from tasks import artifacts
-from tasks.eagle3.spec import TrainingResult, TrainingSpec
+from tasks.eagle3.spec import CHECKPOINTS_NAME, TrainingResult, TrainingSpec
 from tasks.policies import stage_task
 from tasks.stages import training_stage
+from tasks.system.disk import reserve_bytes
 from tasks.system.engine_child import run_in_engine
 from tasks.system.manifest import write_manifest
 from tasks.system.plan import model_facts, training_need_bytes
@@ -36,6 +38,7 @@ def training(run: Run, states: Product, drafter: Product) -> Product:
         base_folder=Path(drafter.facts["checkpoint"]),
         states_folder=states.folder,
         out_folder=stage.folder,
+        reserve_bytes=reserve_bytes(run.data_root, recipe.reserve_share),
         drafter=recipe.drafter,
         training=recipe.training,
     )
@@ -49,4 +52,7 @@ def training(run: Run, states: Product, drafter: Product) -> Product:
     get_run_logger().info("trained: %s", facts)
     plot_training(stage.folder / CURVE_NAME, stage.folder / CURVE_PICTURE_NAME)
     artifacts.markdown("training-curve", "# Training", [stage.folder / CURVE_PICTURE_NAME], "Loss and acceptance")
-    return product_of(stage, write_manifest(stage, [*files, CURVE_PICTURE_NAME], facts))
+    manifest = write_manifest(stage, [*files, CURVE_PICTURE_NAME], facts)
+    # Not before: without a manifest the next start goes on from them, a finished training included.
+    shutil.rmtree(stage.folder / CHECKPOINTS_NAME)
+    return product_of(stage, manifest)

@@ -5,9 +5,11 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
+from tasks.system.disk import room_for
 from tasks.system.files import write_atomically
 
 CURVE_NAME = "curve.csv"
+ADVICE = "Free some space and run again: training goes on from the last checkpoint that is whole."
 
 Row = dict[str, float | int | None]
 
@@ -26,9 +28,15 @@ def columns(steps: int) -> list[str]:
 
 
 def write_curve(folder: Path, rows: Sequence[Row], steps: int) -> None:
-    """Write ``curve.csv``; a value that was not measured is an empty cell."""
+    """Write ``curve.csv``; a value that was not measured is an empty cell.
+
+    Raises:
+        NotEnoughDisk: The volume is full, the reserve included.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, columns(steps), lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
-    write_atomically(folder / CURVE_NAME, text.getvalue())
+    content = text.getvalue().encode()
+    with room_for(folder, len(content), 0, f"the training curve in {folder}", ADVICE):
+        write_atomically(folder / CURVE_NAME, content)

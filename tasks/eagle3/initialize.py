@@ -5,7 +5,6 @@ Those depend on the draft vocabulary, which only the answers tell; training adds
 Shapes: D hidden size; A auxiliary layers.
 """
 
-import json
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from tasks.eagle3.config import CONFIG_NAME, DrafterConfig, language_config, read_config, rope_theta_of, vllm_config
 from tasks.eagle3.drafter import Eagle3Drafter
-from tasks.eagle3.export import save_weights
+from tasks.eagle3.export import rounded, save_checkpoint
 from tasks.eagle3.layer_ids import check_layer_ids, default_layer_ids
 from tasks.eagle3.spec import InitialDrafterResult, InitialDrafterSpec
 from tasks.eagle3.target_head import read_target_head
@@ -21,7 +20,6 @@ from tasks.eagle3.warm_start import start_from_last_layer
 from tasks.errors import BadInput
 from tasks.recipe import Drafter
 from tasks.system.child import Reporter, child_main
-from tasks.system.files import write_atomically
 
 INITIAL_DEVIATION = 0.02
 
@@ -40,8 +38,8 @@ def initialize(spec: InitialDrafterSpec, reporter: Reporter) -> InitialDrafterRe
     layers = language_config(target_config)["num_hidden_layers"]
     warm = start_from_last_layer(weights, spec.target_folder, target, layers)
     print("the drafter starts as the target's last layer" if warm else "the drafter starts random", flush=True)
-    save_weights(spec.out_folder, {name: tensor.bfloat16().contiguous() for name, tensor in weights.items()})
-    write_atomically(spec.out_folder / CONFIG_NAME, json.dumps(vllm_config(config, {}), indent=2))
+    # The reserve was asked for before the stage began.
+    save_checkpoint(spec.out_folder, rounded(weights), vllm_config(config, {}), reserve_bytes=0)
     reporter.progress("initializing", 1, 1, "drafters")
     parameters = sum(tensor.numel() for tensor in weights.values())
     return InitialDrafterResult(parameters=parameters, layer_ids=list(config.layer_ids))

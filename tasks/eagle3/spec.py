@@ -5,6 +5,9 @@ from pathlib import Path
 
 from tasks.recipe import Drafter, Training
 
+CHECKPOINTS_NAME = "checkpoints"
+"""Sub-folder of a training with its resumable checkpoints: no product, removed once the products are listed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class InitialDrafterSpec:
@@ -35,6 +38,8 @@ class TrainingSpec:
     """Hidden-state store."""
     out_folder: Path
     """Gets ``base/`` and ``best/`` (as vLLM loads them), ``checkpoints/`` and ``curve.csv``."""
+    reserve_bytes: int
+    """Free space that no checkpoint and no export may take."""
     drafter: Drafter
     training: Training
 

@@ -5,9 +5,13 @@ read target head, base drafter, hidden-state store
   -> export the untouched base        out/base/
   -> train, from the last checkpoint  out/checkpoints/
   -> export the best                  out/best/, out/curve.csv
+
+The checkpoints stay: whoever lists the products removes them afterwards, so that a kill in between costs nothing.
 """
 
 from dataclasses import asdict
+
+from torch import Tensor
 
 from tasks.eagle3.base import Base, read_base, with_vocabulary
 from tasks.eagle3.checkpoints import Checkpoints
@@ -15,7 +19,7 @@ from tasks.eagle3.curve import CURVE_NAME, write_curve
 from tasks.eagle3.device import checked_device, named_device_faults
 from tasks.eagle3.export import EXPORT_FILES, export_drafter
 from tasks.eagle3.packing import Survey, pack_documents, plan_steps, survey_samples
-from tasks.eagle3.spec import TrainingResult, TrainingSpec
+from tasks.eagle3.spec import CHECKPOINTS_NAME, TrainingResult, TrainingSpec
 from tasks.eagle3.target_head import TargetHead, read_target_head
 from tasks.eagle3.trainer import Trainer
 from tasks.eagle3.validation import Validation
@@ -34,6 +38,7 @@ def train(spec: TrainingSpec, reporter: Reporter) -> TrainingResult:
         RecipeError: The training device is not there.
         BadInput: Target, base and states do not fit each other, or the samples teach nothing.
         BadProduct: The loss or a weight became NaN or Inf.
+        NotEnoughDisk: A checkpoint or an export found no room; the next call goes on from the last checkpoint.
         Stopped: A stop was asked for; the next call goes on from the checkpoint that was saved.
     """
     checked_device(spec.training.device)
@@ -47,16 +52,14 @@ def train(spec: TrainingSpec, reporter: Reporter) -> TrainingResult:
     if base.vocab_map is None:
         base = with_vocabulary(base, most_frequent(survey.answer_counts_V, spec.drafter.draft_vocab_tokens), target)
     assert base.vocab_map is not None
-    export_drafter(spec.out_folder / "base", base.config, base.raw_config, base.weights, base.vocab_map)
+    _export(spec, "base", base, base.weights)
     with named_device_faults(spec.training.pack_tokens):
         trainer = _trainer(spec, base, target, reader, survey, held_out, reporter)
         try:
             progress = trainer.run()
         finally:
             write_curve(spec.out_folder, trainer.progress.curve, spec.training.unroll_steps)
-    best_weights = progress.best_weights or base.weights
-    export_drafter(spec.out_folder / "best", base.config, base.raw_config, best_weights, base.vocab_map)
-    _checkpoints(spec, base).delete()
+    _export(spec, "best", base, progress.best_weights or base.weights)
     return TrainingResult(
         steps=progress.step,
         positions=progress.positions,
@@ -66,6 +69,12 @@ def train(spec: TrainingSpec, reporter: Reporter) -> TrainingResult:
         draft_vocab_coverage=base.vocab_map.coverage(survey.answer_counts_V),
         files=[*(f"{folder}/{name}" for folder in ("base", "best") for name in EXPORT_FILES), CURVE_NAME],
     )
+
+
+def _export(spec: TrainingSpec, name: str, base: Base, weights: dict[str, Tensor]) -> None:
+    assert base.vocab_map is not None
+    folder = spec.out_folder / name
+    export_drafter(folder, base.config, base.raw_config, weights, base.vocab_map, spec.reserve_bytes)
 
 
 def _check_states(reader: StateReader, base: Base, spec: TrainingSpec) -> None:
@@ -130,7 +139,7 @@ def _checkpoints(spec: TrainingSpec, base: Base) -> Checkpoints:
         "base": str(spec.base_folder),
         "states": str(spec.states_folder),
     }
-    return Checkpoints(spec.out_folder / "checkpoints", identity)
+    return Checkpoints(spec.out_folder / CHECKPOINTS_NAME, identity, spec.reserve_bytes)
 
 
 if __name__ == "__main__":

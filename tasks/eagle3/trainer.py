@@ -89,6 +89,7 @@ class Trainer:
         Raises:
             Stopped: The reporter was asked to stop; a checkpoint was saved.
             BadProduct: The loss is not finite; nothing was saved after it.
+            NotEnoughDisk: A checkpoint found no room; the one before it holds.
         """
         self._validation.choose(self._device, watched(self._reporter, "computing the target's choices", "packs"))
         if not self._resume():
@@ -113,6 +114,8 @@ class Trainer:
             if now - saved_at >= self._training.checkpoint_every_seconds:
                 self._save()
                 saved_at = time.monotonic()
+        # Killed after this, the next start has nothing to train again.
+        self._save()
         return self.progress
 
     def _upcoming(self) -> Iterator[tuple[Step, list[Pack]]]:

@@ -72,6 +72,17 @@ def checked_map(d2t: Tensor | None, t2d: Tensor | None, draft_size: int, vocab_s
         raise _refused(where, f"needs both d2t and t2d for {draft_size} of {vocab_size} tokens, found {found}")
     _check_forms(d2t, t2d, draft_size, vocab_size, where)
     ids_W = d2t.long() + torch.arange(draft_size)
+    check_target_ids(ids_W, vocab_size, where)
+    if int(t2d.sum()) != draft_size:
+        raise _refused(where, f"has {int(t2d.sum())} tokens in t2d and {draft_size} rows in lm_head")
+    if not bool(t2d[ids_W].all()):
+        zero = "d2t is all zero, but t2d does not name the first ids" if not bool(d2t.any()) else "d2t and t2d disagree"
+        raise _refused(where, f"holds two different maps: {zero}")
+    return VocabMap(ids_W, vocab_size)
+
+
+def check_target_ids(ids_W: Tensor, vocab_size: int, where: str) -> None:
+    """Raise ``BadInput`` unless the target ids of a draft vocabulary are within the target's and increase."""
     low, high = int(ids_W.min()), int(ids_W.max())
     if low < 0 or high >= vocab_size:
         raise _refused(where, f"maps to target ids {low}..{high}, outside 0..{vocab_size - 1}")
@@ -79,12 +90,6 @@ def checked_map(d2t: Tensor | None, t2d: Tensor | None, draft_size: int, vocab_s
         first = int((ids_W[1:] <= ids_W[:-1]).nonzero()[0])
         pair = f"{int(ids_W[first])} then {int(ids_W[first + 1])}"
         raise _refused(where, f"maps draft ids {first} and {first + 1} to {pair}; target ids must increase")
-    if int(t2d.sum()) != draft_size:
-        raise _refused(where, f"has {int(t2d.sum())} tokens in t2d and {draft_size} rows in lm_head")
-    if not bool(t2d[ids_W].all()):
-        zero = "d2t is all zero, but t2d does not name the first ids" if not bool(d2t.any()) else "d2t and t2d disagree"
-        raise _refused(where, f"holds two different maps: {zero}")
-    return VocabMap(ids_W, vocab_size)
 
 
 def _check_forms(d2t: Tensor, t2d: Tensor, draft_size: int, vocab_size: int, where: str) -> None:

@@ -1,11 +1,17 @@
 """Free space: asked before anything is written, with both numbers in the refusal."""
 
+import errno
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.errors import BadInput, NotEnoughDisk
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+ADVICE = "Free some space, choose another data root, or ask for fewer samples (--set prompts.training_samples=N)."
 
 
 def existing_parent(path: Path) -> Path:
@@ -26,8 +32,15 @@ def reserve_bytes(path: Path, reserve_share: float) -> int:
     return int(shutil.disk_usage(existing_parent(path)).total * reserve_share)
 
 
-def require(path: Path, need_bytes: int, reserve: int, purpose: str) -> None:
+def require(path: Path, need_bytes: int, reserve: int, purpose: str, advice: str = ADVICE) -> None:
     """Refuse to start what would not fit.
+
+    Args:
+        path: Where it is going to be written.
+        need_bytes: Its size.
+        reserve: Bytes that are to stay free after it.
+        purpose: What it is, for the message.
+        advice: What to do, for the message.
 
     Raises:
         NotEnoughDisk: Need, reserve, free space and path are in the message.
@@ -36,9 +49,44 @@ def require(path: Path, need_bytes: int, reserve: int, purpose: str) -> None:
     if need_bytes + reserve > free:
         raise NotEnoughDisk(
             f"{purpose} needs {readable_bytes(need_bytes)} and {readable_bytes(reserve)} are kept in reserve, but "
-            f"{existing_parent(path)} has {readable_bytes(free)} free. Free some space, choose another data root, "
-            "or ask for fewer samples (--set prompts.training_samples=N)."
+            f"{existing_parent(path)} has {readable_bytes(free)} free. {advice}"
         )
+
+
+@contextmanager
+def room_for(path: Path, need_bytes: int, reserve: int, purpose: str, advice: str) -> Iterator[None]:
+    """Ask for room before a file is written, and name the volume when it fills up meanwhile.
+
+    Args:
+        path: Where the file is going to be.
+        need_bytes: Its size.
+        reserve: Bytes that are to stay free after it.
+        purpose: What is written, for the message.
+        advice: What to do, for the message.
+
+    Raises:
+        NotEnoughDisk: There is no room, or the body failed because the volume or a quota was full.
+    """
+    require(path, need_bytes, reserve, purpose, advice)
+    try:
+        yield
+    except Exception as error:
+        if not _is_full_volume(error):
+            raise
+        raise NotEnoughDisk(
+            f"{purpose} needs {readable_bytes(need_bytes)} and {readable_bytes(reserve)} are kept in reserve, but "
+            f"{existing_parent(path)} filled up while it was written; {readable_bytes(free_bytes(path))} are free. "
+            f"{advice}"
+        ) from error
+
+
+def _is_full_volume(error: BaseException | None) -> bool:
+    """Whether this error, or one that it hides (torch's writer raises a RuntimeError over it), says so."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def require_writable(folder: Path) -> None:

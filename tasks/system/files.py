@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 PARTIAL_SUFFIX = ".partial"
@@ -10,11 +12,21 @@ PARTIAL_SUFFIX = ".partial"
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash at any moment, sees the old one or the new one whole."""
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    with partial.open("wb") as out:
+    with removed_on_failure(partial), partial.open("wb") as out:
         out.write(content.encode() if isinstance(content, str) else content)
         out.flush()
         os.fsync(out.fileno())
     publish(partial, path)
+
+
+@contextmanager
+def removed_on_failure(partial: Path) -> Iterator[None]:
+    """Remove a file whose writing failed: what is half written must not keep a full volume full."""
+    try:
+        yield
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def publish(partial: Path, path: Path) -> None:

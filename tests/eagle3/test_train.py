@@ -46,6 +46,7 @@ def spec(tmp_path, target_folder, states_folder):
         base_folder=tmp_path / "initial",
         states_folder=states_folder,
         out_folder=tmp_path / "out",
+        reserve_bytes=0,
         drafter=drafter,
         training=training,
     )

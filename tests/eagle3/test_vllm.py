@@ -23,7 +23,7 @@ def exported(tmp_path: Path, real_target: Path) -> Path:
     target = read_target_head(real_target)
     vocab_map = VocabMap(torch.arange(0, 8000, 2), len(target.embed_VD))
     base = with_vocabulary(read_base(tmp_path / "initial", target, []), vocab_map, target)
-    export_drafter(tmp_path / "drafter", base.config, base.raw_config, base.weights, vocab_map)
+    export_drafter(tmp_path / "drafter", base.config, base.raw_config, base.weights, vocab_map, reserve_bytes=0)
     return tmp_path / "drafter"
 
 
