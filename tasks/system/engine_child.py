@@ -10,7 +10,7 @@ from tasks.errors import ChildDied, HeroRunError
 from tasks.recipe import from_json, to_json
 from tasks.system.child import outcome_path, progress_path, read_outcome
 from tasks.system.files import write_atomically
-from tasks.system.processes import Child, wait_for_exit
+from tasks.system.processes import Child, Limits, wait_for_exit
 
 Result = TypeVar("Result")
 
@@ -34,6 +34,7 @@ class ProgressFile:
 
     def __init__(self, path: Path, on_progress: OnProgress) -> None:
         self._path, self._on_progress, self._offset = path, on_progress, 0
+        self._last: Progress | None = None
 
     def read_new(self) -> bool:
         """Hand on what was reported since the last call; whether there was anything."""
@@ -47,8 +48,14 @@ class ProgressFile:
             report = json.loads(line)
             report.pop("time")
             phase, done, total, unit = (report.pop(key) for key in ("phase", "done", "total", "unit"))
-            self._on_progress(Progress(phase, done, total, unit, figures=report))
+            self._last = Progress(phase, done, total, unit, figures=report)
+            self._on_progress(self._last)
         return bool(newline)
+
+    def where(self) -> str:
+        """How far the child had come, for messages."""
+        last = self._last
+        return f" in phase '{last.phase}', at {last.done:g} of {last.total:g} {last.unit}" if last else ""
 
 
 def run_in_engine(
@@ -60,6 +67,7 @@ def run_in_engine(
     on_progress: OnProgress,
     environment: Mapping[str, str],
     stall_timeout_seconds: float = 600.0,
+    total_timeout_seconds: float = 48 * 3600.0,
 ) -> Result:
     """Run ``python -m module`` on a spec and return what it answered.
 
@@ -72,6 +80,7 @@ def run_in_engine(
         on_progress: Called with every report, on this thread.
         environment: Further environment variables.
         stall_timeout_seconds: Longest time without a report.
+        total_timeout_seconds: Longest time in all.
 
     Raises:
         HeroRunError: The child's own error, or ``ChildDied`` with the log's tail when it left none.
@@ -83,10 +92,16 @@ def run_in_engine(
     write_atomically(spec_path, to_json(spec))
     log_path = spec_path.with_suffix(".log")
     child = Child([str(python), "-m", module, str(spec_path)], log_path, environment, grace_seconds=30.0)
-    ended = wait_for_exit(child, stall_timeout_seconds, ProgressFile(progress_path(spec_path), on_progress).read_new)
+    reports = ProgressFile(progress_path(spec_path), on_progress)
+    limits = Limits(stall_seconds=stall_timeout_seconds, total_seconds=total_timeout_seconds)
+    try:
+        ended = wait_for_exit(child, limits, reports.read_new)
+    except ChildDied as error:
+        raise ChildDied(f"{module}{reports.where()}: {error}") from error
     if not outcome_path(spec_path).exists():
         raise ChildDied(
-            f"{module} ended with exit code {ended.code} and no outcome. Its log {log_path} ends:\n{ended.log_tail}"
+            f"{module} ended with exit code {ended.code} and no outcome{reports.where()}. "
+            f"Its log {log_path} ends:\n{ended.log_tail}"
         )
     try:
         return from_json(result_type, json.dumps(read_outcome(spec_path)))

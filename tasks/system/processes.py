@@ -1,5 +1,6 @@
 """Child processes that die with the flow, however it dies; and the run's stop signal."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,15 +11,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.errors import ChildDied, PermanentError, Stopped
+from tasks.errors import ChildDied, Stopped
 from tasks.system import guard
+from tasks.system.orphans import KILL_WAIT_SECONDS, RECORD_SUFFIX, end_recorded, still_there
 
 POLL_SECONDS = 0.2
+LOG_LIMIT_BYTES = 64_000_000
+"""A child's log is moved to ``<log>.1`` when it grows beyond this."""
 
 STOP = threading.Event()
 """Set when the run ends for any reason. Work on other threads, which nothing can interrupt, looks at it."""
 
 _live: dict[int, "Child"] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long a child may take."""
+
+    stall_seconds: float
+    """Longest time without progress."""
+    total_seconds: float
+    """Longest time in all."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +47,12 @@ class Child:
     """One command under a guard process (see ``tasks.system.guard``), its output in a log file."""
 
     def __init__(
-        self, command: Sequence[str], log_path: Path, environment: Mapping[str, str], grace_seconds: float = 10.0
+        self,
+        command: Sequence[str],
+        log_path: Path,
+        environment: Mapping[str, str],
+        grace_seconds: float = 10.0,
+        log_limit_bytes: int = LOG_LIMIT_BYTES,
     ) -> None:
         """Start the command.
 
@@ -42,14 +61,18 @@ class Child:
             log_path: Gets stdout and stderr; a file, so that no pipe can block the child.
             environment: Set on top of this process's own.
             grace_seconds: Time between SIGTERM and SIGKILL when it is stopped.
+            log_limit_bytes: Size at which the log is moved aside.
         """
         self.command, self.log_path, self.grace_seconds = list(command), log_path, grace_seconds
         log_path.parent.mkdir(parents=True, exist_ok=True)
         # Both ends are close-on-exec; only the read end is passed on, and only to the guard.
         read_end, self._write_end = os.pipe()
+        self._record = log_path.with_name(log_path.name + RECORD_SUFFIX)
+        settings = {"pipe": read_end, "grace_seconds": grace_seconds, "record": str(self._record)}
+        settings |= {"log": str(log_path), "log_limit_bytes": log_limit_bytes}
         with log_path.open("ab") as log:
             self._guard = subprocess.Popen(
-                [sys.executable, guard.__file__, str(read_end), str(grace_seconds), *command],
+                [sys.executable, guard.__file__, json.dumps(settings), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -73,6 +96,7 @@ class Child:
         if code is None:
             return None
         self._close()
+        self._end_what_a_killed_guard_left()
         return Exit(code, log_tail(self.log_path))
 
     def stop(self) -> None:
@@ -83,13 +107,15 @@ class Child:
         """
         self._close()
         try:
-            self._guard.wait(self.grace_seconds + 20.0)
+            self._guard.wait(self.grace_seconds + KILL_WAIT_SECONDS)
         except subprocess.TimeoutExpired:
-            left = guard.descendants(self.pid)
-            raise PermanentError(
-                f"processes {left} of {self.command[0]} are still there {self.grace_seconds + 20:.0f} s after they "
-                "were told to end, SIGKILL included. End them by hand (a stuck driver call?) before the next run."
-            ) from None
+            raise still_there(guard.descendants(self.pid), self.command) from None
+        self._end_what_a_killed_guard_left()
+
+    def _end_what_a_killed_guard_left(self) -> None:
+        # The guard removes its record as the last thing it does, so a record that is left means that it was killed.
+        if self._record.exists():
+            end_recorded(self._record)
 
     def _close(self) -> None:
         if self._open:
@@ -122,34 +148,40 @@ def raise_if_stopping() -> None:
         raise Stopped("the run is being stopped; what is finished stays on disk and is used by the next start.")
 
 
-def wait_for_exit(child: Child, stall_timeout_seconds: float, progressed: Callable[[], bool]) -> Exit:
+def wait_for_exit(child: Child, limits: Limits, progressed: Callable[[], bool]) -> Exit:
     """Wait until a child ends by itself.
 
     Args:
         child: The child; it is stopped on every other way out.
-        stall_timeout_seconds: Longest time for which ``progressed`` may keep returning False.
+        limits: How long it may take.
         progressed: Called a few times a second; says whether there was progress since the last call.
 
     Raises:
-        ChildDied: No progress for too long.
+        ChildDied: No progress for too long, or not done in time.
         Stopped: The run is ending.
     """
-    last_progress = time.monotonic()
+    started = last_progress = time.monotonic()
     try:
         while (ended := child.exit) is None:
             raise_if_stopping()
             if progressed():
                 last_progress = time.monotonic()
-            if time.monotonic() - last_progress > stall_timeout_seconds:
-                raise ChildDied(
-                    f"no progress for {stall_timeout_seconds:.0f} s, so the child was ended. "
-                    f"Its log {child.log_path} ends:\n{log_tail(child.log_path)}"
-                )
+            _raise_if_over(child, limits, time.monotonic() - started, time.monotonic() - last_progress)
             time.sleep(POLL_SECONDS)
         progressed()
         return ended
     finally:
         child.stop()
+
+
+def _raise_if_over(child: Child, limits: Limits, total_seconds: float, quiet_seconds: float) -> None:
+    if quiet_seconds > limits.stall_seconds:
+        why = f"no progress for {limits.stall_seconds:.0f} s"
+    elif total_seconds > limits.total_seconds:
+        why = f"not done after {limits.total_seconds:.0f} s"
+    else:
+        return
+    raise ChildDied(f"{why}, so the child was ended. Its log {child.log_path} ends:\n{log_tail(child.log_path)}")
 
 
 def log_tail(path: Path, lines: int = 15, most_bytes: int = 16_384) -> str:
