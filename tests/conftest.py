@@ -1,5 +1,7 @@
 """Parts that both environments' tests share: the engine's interpreter and a small real target."""
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,18 @@ def real_target(engine_python: Path) -> Path:
         run_in_engine(engine_python, "tasks.system.dequantise", spec, DequantiseResult, work, lambda _: None, {})
         write_atomically(done, "")
     return folder
+
+
+@pytest.fixture
+def small_volume(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of one megabyte."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(volume)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("this user may not mount a tmpfs")
+    yield volume
+    subprocess.run(["umount", "-l", str(volume)], check=True)
 
 
 @pytest.fixture(scope="session")

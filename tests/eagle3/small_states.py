@@ -17,8 +17,11 @@ def write_states(
     lengths: tuple[int, ...] = (12, 9, 15, 11, 14, 8, 10, 13),
     final_is_normed: bool = True,
     poisoned: str = "",
+    poison: float = float("nan"),
+    prompt_tokens: int = 4,
+    first_token: int = 0,
 ) -> Path:
-    """A store of random states; the last two samples are held out, and ``poisoned`` is full of NaN."""
+    """A store of random states; the last two samples are held out, and ``poisoned`` is full of ``poison``."""
     store = StoreFormat("bf16", layer_ids, HIDDEN, final_is_normed)
     writer = ShardWriter(folder, store, shard_bytes=2000, reserve_bytes=0)
     generator = torch.Generator().manual_seed(7)
@@ -29,9 +32,9 @@ def write_states(
                 sample_id=f"s{i}",
                 split="validation" if i >= len(lengths) - 2 else "training",
                 source="test",
-                token_ids=torch.randint(30, (length,), generator=generator).tolist(),
-                prompt_tokens=4,
-                aux_TAD=(aux * float("nan") if poisoned == f"s{i}" else aux).bfloat16(),
+                token_ids=torch.randint(first_token, first_token + 30, (length,), generator=generator).tolist(),
+                prompt_tokens=prompt_tokens,
+                aux_TAD=(aux * poison if poisoned == f"s{i}" else aux).bfloat16(),
                 final_TD=torch.randn(length, HIDDEN, generator=generator).bfloat16(),
             )
         )

@@ -38,6 +38,7 @@ def test_sglang_numbers_the_same_tensors_one_lower():
     assert to_sglang([2, 30, 58]) == [1, 29, 57]
 
 
+@pytest.mark.fault("bad-layer-ids")
 @pytest.mark.parametrize("wrong", [[], [0, 2, 3], [2, 2, 3], [3, 2, 5], [1, 2, 7]])
 def test_ids_that_vllm_would_not_honour_are_refused(wrong):
     with pytest.raises(BadInput, match=r"strictly increasing and within 1\.\.6"):

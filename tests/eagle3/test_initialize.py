@@ -54,6 +54,7 @@ def test_layer_ids_default_to_early_middle_late(tmp_path, target_folder):
     assert json.loads((out / "config.json").read_text())["eagle_aux_hidden_state_layer_ids"] == result.layer_ids
 
 
+@pytest.mark.fault("bad-layer-ids")
 def test_layer_ids_that_the_target_lacks_are_refused(tmp_path, target_folder):
     with pytest.raises(BadInput, match=r"within 1\.\.6"):
         made(tmp_path, target_folder, layer_ids=[1, 3, 7])

@@ -47,12 +47,23 @@ def test_a_sample_longer_than_a_pack_is_cut_and_counted(reader):
     assert max(document.length_tokens for document in survey.documents) == 12
 
 
+@pytest.mark.fault("nothing-to-learn")
 def test_a_sample_without_an_answer_is_left_out_and_counted(tmp_path):
     survey = surveyed(StateReader(write_states(tmp_path / "s", lengths=(3, 10, 11, 9, 9, 9))))
     assert survey.skipped_samples == 1
     assert [document.entry.sample_id for document in survey.documents] == ["s1", "s2", "s3"]
 
 
+@pytest.mark.fault("nothing-to-learn")
+def test_an_answer_beyond_the_cut_is_left_out_and_counted(tmp_path):
+    """Prompts of 12 tokens: only in samples that are cut behind them is there anything to learn."""
+    reader = StateReader(write_states(tmp_path / "s", lengths=(13, 12, 30, 30, 30, 30, 30), prompt_tokens=12))
+    assert surveyed(reader, pack_tokens=20).skipped_samples == 1
+    with pytest.raises(BadInput, match="5 of 5 samples have no answer token within their first 12 tokens"):
+        surveyed(reader, pack_tokens=12)
+
+
+@pytest.mark.fault("nothing-to-learn")
 def test_mostly_useless_samples_stop_the_run(tmp_path):
     with pytest.raises(BadInput, match="2 of 3 samples have no answer token"):
         surveyed(StateReader(write_states(tmp_path / "s", lengths=(3, 3, 11, 9, 9))))

@@ -28,6 +28,7 @@ def sharded(folder, prefix="", tied=False, config=None):
     return folder
 
 
+@pytest.mark.fault("only-needed-tensors")
 @pytest.mark.parametrize("prefix", ["", "language_model."])
 def test_tensors_are_found_behind_any_prefix(tmp_path, prefix):
     head = read_target_head(sharded(tmp_path, prefix))
@@ -49,12 +50,14 @@ def test_a_single_file_needs_no_index(tmp_path, target_folder):
     assert read_target_head(target_folder).embed_VD.shape == (40, 16)
 
 
+@pytest.mark.fault("only-needed-tensors")
 def test_shards_without_needed_tensors_may_be_absent(tmp_path):
     sharded(tmp_path)
     (tmp_path / "b.safetensors").unlink()
     read_target_head(tmp_path)
 
 
+@pytest.mark.fault("only-needed-tensors")
 def test_a_missing_shard_is_named(tmp_path):
     sharded(tmp_path)
     (tmp_path / "c.safetensors").unlink()
@@ -62,6 +65,7 @@ def test_a_missing_shard_is_named(tmp_path):
         read_target_head(tmp_path)
 
 
+@pytest.mark.fault("only-needed-tensors")
 def test_a_cut_shard_is_named(tmp_path):
     sharded(tmp_path)
     (tmp_path / "a.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:-8])

@@ -8,20 +8,6 @@ from tasks.errors import BadInput, NotEnoughDisk
 from tasks.system.disk import free_bytes, readable_bytes, require, require_writable
 
 
-@pytest.fixture
-def small_volume(tmp_path):
-    """A tmpfs of one megabyte."""
-    volume = tmp_path / "volume"
-    volume.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(volume)], check=False, capture_output=True
-    )
-    if mount.returncode:
-        pytest.skip("this user may not mount a tmpfs")
-    yield volume
-    subprocess.run(["umount", str(volume)], check=True)
-
-
 def test_what_fits_is_let_through(small_volume):
     require(small_volume / "not" / "there" / "yet", 500_000, 100_000, "a test")
 
