@@ -1,15 +1,21 @@
 """The drafter-download task: the checkpoint that training starts from, fetched, found, or made from scratch."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
+from prefect.logging import get_run_logger
+
 from blocks import HubAccess, saved_or_default
+from tasks import artifacts
 from tasks.eagle3.config import drafter_config, read_config
 from tasks.eagle3.spec import InitialDrafterResult, InitialDrafterSpec
 from tasks.policies import stage_task
 from tasks.recipe import ModelSource
 from tasks.stages import drafter_stage
+from tasks.system.disk import readable_bytes, reserve_bytes
 from tasks.system.engine_child import run_in_engine
-from tasks.system.hub import fetch_checkpoint
+from tasks.system.hub import Fetched, Patience, fetch_checkpoint
 from tasks.system.manifest import write_manifest
 from tasks.system.model_folder import check_checkpoint
 from tasks.system.plan import drafter_parameters, model_facts
@@ -20,7 +26,9 @@ MODULE = "tasks.eagle3.initialize"
 
 
 def need_bytes(run: Run) -> int:
-    """A float32 drafter of the target's width."""
+    """A float32 drafter of the target's width; of a download the exact need is known, and asked, when it is listed."""
+    if run.recipe.drafter.source is not None:
+        return 0
     return drafter_parameters(run.recipe, model_facts(run.recipe, target_folder(run))) * 4
 
 
@@ -31,7 +39,7 @@ def drafter_download(run: Run) -> Product:
     """Provide the base drafter and the layer ids that it was trained on."""
     stage, spec = drafter_stage(run), run.recipe.drafter
     stage.folder.mkdir(parents=True, exist_ok=True)
-    checkpoint, files = stage.folder, []
+    checkpoint, files, fetched = stage.folder, [], None
     if spec.source is None:
         child = InitialDrafterSpec(
             target_folder=ensure_target(run, fetch_from_hub), out_folder=stage.folder, drafter=spec
@@ -39,18 +47,40 @@ def drafter_download(run: Run) -> Product:
         run_in_engine(run.engine_python, MODULE, child, InitialDrafterResult, run.log_folder, lambda _: None, {})
         files = [path.name for path in stage.folder.iterdir()]
     elif spec.source.kind == "hub":
-        files = fetch_from_hub(spec.source, stage.folder, 0)
+        fetched = fetch_from_hub(spec.source, stage.folder, reserve_bytes(stage.folder, run.recipe.reserve_share))
+        files = fetched.files
     else:
         checkpoint = Path(spec.source.name).expanduser().absolute()
         check_checkpoint(checkpoint)
     config = drafter_config(read_config(checkpoint), spec.layer_ids, str(checkpoint / "config.json"))
     facts = {"checkpoint": str(checkpoint), "layer_ids": list(config.layer_ids)}
-    return product_of(stage, write_manifest(stage, files, facts))
+    if fetched is not None:
+        facts["commit"] = fetched.commit
+    checksums = fetched.sha256 if fetched is not None else None
+    return product_of(stage, write_manifest(stage, files, facts, checksums))
 
 
-def fetch_from_hub(source: ModelSource, folder: Path, reserve: int) -> list[str]:
-    """Download a checkpoint with this site's hub access; see ``tasks.system.hub.fetch_checkpoint``."""
-    hub = saved_or_default(HubAccess)
-    token = hub.token.get_secret_value() if hub.token else None
-    files = fetch_checkpoint(source.name, source.revision, folder, hub.endpoint, token, reserve)
-    return [file.path for file in files]
+def fetch_from_hub(source: ModelSource, folder: Path, reserve: int) -> Fetched:
+    """Download a checkpoint with this site's hub access, inside a task; see ``tasks.system.hub.fetch_checkpoint``."""
+    hub, logger = saved_or_default(HubAccess), get_run_logger()
+    with artifacts.progress_artifact("download-" + re.sub("[^a-z0-9]+", "-", source.name.lower())) as publish:
+        fetched = fetch_checkpoint(
+            source.name,
+            source.revision,
+            folder,
+            endpoint=hub.endpoint,
+            token=hub.token.get_secret_value() if hub.token else None,
+            reserve_bytes=reserve,
+            on_progress=lambda bytes_: publish(
+                replace(bytes_, done=bytes_.done / 1e6, total=bytes_.total / 1e6, unit="MB")
+            ),
+            patience=Patience(files_at_once=hub.files_at_once, tries=hub.tries, silence_seconds=hub.silence_seconds),
+        )
+    for warning in fetched.warnings:
+        logger.warning(warning)
+    logger.info(
+        "%s at revision %s is commit %s: %d files in %s, all verified; %s fetched now, faults on the way: %s",
+        source.name, source.revision, fetched.commit, len(fetched.files), folder,
+        readable_bytes(fetched.fetched_bytes), fetched.faults or "none",
+    )  # fmt: skip
+    return fetched

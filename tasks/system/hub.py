@@ -1,108 +1,124 @@
-"""Checkpoints from a Hugging Face hub: exact need first, only the files that are used, checksums at the end."""
+"""Checkpoints from a Hugging Face hub, fetched by a child process that may be stopped or killed at any moment.
 
-from dataclasses import dataclass
+Only the ``huggingface_hub`` of the child is asked anything; here are the records that go in and come out.
+What the child keeps beside the checkpoint, in ``<folder>/.hub``, is enough to go on after any end of it.
+"""
+
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx2
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-from tasks.errors import BadInput, TransferFailed
+from tasks.errors import ChildDied, PermanentError, TransferFailed
 from tasks.system.disk import require
-from tasks.system.files import sha256_of
+from tasks.system.engine_child import OnProgress, run_in_engine
 
-WANTED_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
-"""Never pickles."""
-REFUSALS = (401, 403, 404)
-CLIENT_ERRORS = (HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError, OSError)
+MODULE = "tasks.system.hub_download"
+STATE_FOLDER = ".hub"
+"""Listing, unfinished files, spec, progress and log of a download, inside the checkpoint's folder."""
 
-
-@dataclass(frozen=True)
-class HubFile:
-    """A file of a repository; small files that are not in LFS have no sha256."""
-
-    path: str
-    size_bytes: int
-    sha256: str | None
+STATE_BYTES = 1_000_000
+"""More than the spec, the listing, the outcome and the log of a try."""
 
 
-def list_files(api: HfApi, repository: str, revision: str) -> list[HubFile]:
-    """The files of a checkpoint that are used here.
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How much a download puts up with, and for how long."""
 
-    Raises:
-        BadInput: The repository or revision does not exist, or this token may not read it.
-        TransferFailed: The hub did not answer.
-    """
-    try:
-        siblings = api.model_info(repository, revision=revision, files_metadata=True).siblings or []
-    except CLIENT_ERRORS as error:
-        raise _named(error, f"listing {repository} at revision {revision}") from error
-    return [
-        HubFile(sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
-        for sibling in siblings
-        if sibling.rfilename.endswith(WANTED_SUFFIXES)
-    ]
+    files_at_once: int = 8
+    """Transfers side by side: one connection seldom fills the line."""
+    tries: int = 6
+    """Tries in a row without a new byte worth naming, for each request; progress starts the count again."""
+    first_wait_seconds: float = 1.0
+    """Pause after the first failure; doubled each time up to a minute, with jitter."""
+    longest_wait_seconds: float = 600.0
+    """Most that is waited at a time when the hub names a time itself."""
+    silence_seconds: float = 30.0
+    """A connection without a byte for this long is cut and taken up again."""
+    stall_timeout_seconds: float = 900.0
+    """A child without any progress for this long is ended; more than the longest wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchSpec:
+    """What the child is told. The token is not in it: specs are files, so it goes by environment."""
+
+    repository: str
+    revision: str
+    folder: Path
+    endpoint: str | None
+    reserve_bytes: int
+    patience: Patience
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """A checkpoint of which every file was verified."""
+
+    commit: str
+    """What the revision meant when it was asked."""
+    files: list[str]
+    sha256: dict[str, str]
+    """Checksums that were verified, by file: nobody needs to hash half a terabyte again."""
+    fetched_bytes: int
+    """What came over the network this time."""
+    faults: dict[str, int] = field(default_factory=dict)
+    """How often each kind of fault was survived this time."""
+    warnings: list[str] = field(default_factory=list)
 
 
 def fetch_checkpoint(
-    repository: str, revision: str, folder: Path, endpoint: str | None, token: str | None, reserve: int
-) -> list[HubFile]:
-    """Download a checkpoint; what is already there is kept.
+    repository: str,
+    revision: str,
+    folder: Path,
+    *,
+    endpoint: str | None,
+    token: str | None,
+    reserve_bytes: int,
+    on_progress: OnProgress,
+    patience: Patience = Patience(),
+) -> Fetched:
+    """Download what a checkpoint needs; what is there and verified is kept, what is half there is continued.
 
     Args:
         repository: ``organisation/name``.
-        revision: Commit or tag.
+        revision: Branch, tag or commit.
         folder: Where the files go.
         endpoint: Another hub than the public one.
-        token: For private and gated repositories.
-        reserve: Bytes that must stay free on the volume.
-
-    Returns:
-        The files, all of them verified.
+        token: For private and gated repositories; without it the one that ``hf auth login`` or ``HF_TOKEN`` gives.
+        reserve_bytes: Bytes that must stay free on the volume.
+        on_progress: Gets bytes that are there and bytes in all, from before the first byte on.
+        patience: Limits.
 
     Raises:
         NotEnoughDisk: Said before the first byte.
-        BadInput: See ``list_files``.
-        TransferFailed: The transfer broke off, or a file does not match the hub's checksum (it is deleted then).
+        BadInput: The hub refuses, the repository has no checkpoint that is used here, or it serves wrong bytes.
+        TransferFailed: The hub is away, too busy, or the transfer broke off too often; the next call goes on.
+        Stopped: The run is ending.
     """
-    files = list_files(HfApi(endpoint=endpoint, token=token), repository, revision)
-    need = sum(file.size_bytes for file in files if not _has_size(folder / file.path, file.size_bytes))
-    require(folder, need, reserve, f"downloading {repository}")
+    spec = FetchSpec(
+        repository=repository,
+        revision=revision,
+        folder=folder.absolute(),
+        endpoint=endpoint,
+        reserve_bytes=reserve_bytes,
+        patience=patience,
+    )
+    # A volume that is full takes no spec, no outcome and no log either.
+    require(folder, STATE_BYTES, 0, f"the record of downloading {repository}")
+    environment = {"HF_TOKEN": token} if token else {}
+    state, stall_seconds = folder / STATE_FOLDER, patience.stall_timeout_seconds
+    going_on = f"going on with downloading {repository}"
     try:
-        snapshot_download(
-            repository,
-            revision=revision,
-            local_dir=folder,
-            endpoint=endpoint,
-            token=token,
-            allow_patterns=[file.path for file in files],
+        return run_in_engine(
+            Path(sys.executable), MODULE, spec, Fetched, state, on_progress, environment, stall_seconds
         )
-    except CLIENT_ERRORS as error:
-        raise _named(error, f"downloading {repository} at revision {revision} to {folder}") from error
-    for file in files:
-        _verify(folder, file, repository)
-    return files
-
-
-def _named(error: Exception, action: str) -> BadInput | TransferFailed:
-    """Our error for the client's: a refusal is permanent, all else may pass."""
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-    if status in REFUSALS:
-        return BadInput(
-            f"{action} was refused with HTTP {status} ({type(error).__name__}). Check the name and the revision, "
-            "accept the repository's terms, or give the hub access block a token that may read it."
-        )
-    return TransferFailed(f"{action} broke off: {error}.")
-
-
-def _has_size(path: Path, size_bytes: int) -> bool:
-    return path.exists() and path.stat().st_size == size_bytes
-
-
-def _verify(folder: Path, file: HubFile, repository: str) -> None:
-    path = folder / file.path
-    if file.sha256 is not None and (found := sha256_of(path)) != file.sha256:
-        path.unlink()
+    except ChildDied as error:
+        require(folder, STATE_BYTES, 0, going_on)
         raise TransferFailed(
-            f"{path} of {repository} has sha256 {found}, the hub says {file.sha256}. It was deleted; run again."
-        )
+            f"downloading {repository} at revision {revision} to {folder} was cut short; the next try goes on from "
+            f"what is there. {error}"
+        ) from error
+    except PermanentError as error:
+        if type(error) is PermanentError:  # What a child without a word of its own is taken for.
+            require(folder, STATE_BYTES, 0, going_on)
+        raise

@@ -10,14 +10,15 @@ from tasks.recipe import ModelSource, Target, identity_of
 from tasks.system.dequantise import DequantiseResult, DequantiseSpec
 from tasks.system.disk import reserve_bytes
 from tasks.system.engine_child import run_in_engine
+from tasks.system.hub import Fetched
 from tasks.system.manifest import Stage, place, write_manifest
 from tasks.system.model_folder import check_checkpoint, folder_identity
 from tasks.system.run import Run
 
 VERSION = 1
 
-Fetch = Callable[[ModelSource, Path, int], list[str]]
-"""Fetches a hub checkpoint into a folder, leaving this many bytes free; returns its files."""
+Fetch = Callable[[ModelSource, Path, int], Fetched]
+"""Fetches a hub checkpoint into a folder, leaving this many bytes free."""
 
 
 def target_identity(target: Target) -> dict[str, object]:
@@ -60,20 +61,24 @@ def ensure_target(run: Run, fetch: Fetch) -> Path:
     # Serving and drafter-from-scratch both need it, and run side by side.
     with _one_at_a_time(folder / ".lock"):
         if not target_is_ready(run):
-            write_manifest(target_stage(run), _make(run, folder, fetch), {"source": run.recipe.target.source.name})
+            _make(run, folder, fetch)
     return folder
 
 
-def _make(run: Run, folder: Path, fetch: Fetch) -> list[str]:
-    source = run.recipe.target.source
+def _make(run: Run, folder: Path, fetch: Fetch) -> None:
+    source, stage = run.recipe.target.source, target_stage(run)
     if source.kind == "hub":
-        return fetch(source, folder, reserve_bytes(folder, run.recipe.reserve_share))
+        fetched = fetch(source, folder, reserve_bytes(folder, run.recipe.reserve_share))
+        facts = {"source": source.name, "commit": fetched.commit}
+        write_manifest(stage, fetched.files, facts, fetched.sha256)
+        return
     package, _, file_name = source.name.partition("/")
     if not file_name:
         raise BadInput(f"target.source.name must be <package>/<file>.gguf, found {source.name!r}.")
     spec = DequantiseSpec(package=package, file_name=file_name, dtype=run.recipe.target.dtype, out_folder=folder)
     python, module = run.engine_python, "tasks.system.dequantise"
-    return run_in_engine(python, module, spec, DequantiseResult, run.log_folder, lambda _: None, {}).files
+    made = run_in_engine(python, module, spec, DequantiseResult, run.log_folder, lambda _: None, {})
+    write_manifest(stage, made.files, {"source": source.name})
 
 
 @contextmanager
