@@ -20,8 +20,9 @@ NOT_NEEDED = Endpoint(base_url="", model="", guard_pid=0, log_path=Path())
 
 
 def weights_need_bytes(run: Run) -> int:
-    """The target's weights, unless they are there."""
-    return 0 if target_is_ready(run) else model_facts(run.recipe, target_folder(run)).weights_bytes
+    """The target's weights, if they are made here; what is fetched asks for its exact need when it is listed."""
+    made_here = run.recipe.target.source.kind == "package-gguf" and not target_is_ready(run)
+    return model_facts(run.recipe, target_folder(run)).weights_bytes if made_here else 0
 
 
 def stopping_place(run: Run, server: Endpoint, responses: Product) -> Stage:

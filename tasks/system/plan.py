@@ -115,7 +115,7 @@ def make_plan(run: Run, target_folder: Path, unfinished: set[str]) -> Plan:
     estimated = f"{samples:,} samples, {tokens:,} tokens estimated"
     parameters = drafter_parameters(recipe, facts)
     needs = [
-        Need("target", facts.weights_bytes, "weights"),
+        Need("target", max(0, facts.weights_bytes - _bytes_in(target_folder)), "weights that are not there yet"),
         Need("drafter-download", parameters * 4, f"{parameters:,} parameters"),
         Need("inference", answers_need_bytes(recipe), estimated),
         Need(
@@ -130,6 +130,11 @@ def make_plan(run: Run, target_folder: Path, unfinished: set[str]) -> Plan:
     if plan.need_bytes + plan.reserve_bytes > plan.free_bytes:
         raise NotEnoughDisk(_refusal(plan, recipe))
     return plan
+
+
+def _bytes_in(folder: Path) -> int:
+    """What an earlier run has already fetched, unfinished files included: it is not free space any more."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _refusal(plan: Plan, recipe: Recipe) -> str:
