@@ -1,6 +1,5 @@
 """Volumes without room: training stops before they are full, keeps what it has, and goes on to the same bytes."""
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -98,5 +97,5 @@ def test_an_export_in_whose_middle_the_volume_fills_up_leaves_the_earlier_one(sm
     monkeypatch.setattr(disk, "require", lambda *_: None)
     with pytest.raises(NotEnoughDisk, match=r"the drafter in .*drafter needs 2\.07 MB .* filled up while it was"):
         save_checkpoint(folder, {"x": torch.ones(500_000)}, {"version": 2}, reserve_bytes=0)
-    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert (folder / "model.safetensors").read_bytes() == before

@@ -27,6 +27,7 @@ def test_no_manifest_is_not_valid(stage):
     assert stage.manifest() is None
 
 
+@pytest.mark.fault("kill-anywhere")
 def test_a_torn_manifest_is_not_valid(stage):
     path = stage.folder / MANIFEST_NAME
     path.write_text(path.read_text()[:-20])
@@ -38,11 +39,13 @@ def test_a_missing_file_is_not_valid(stage):
     assert stage.manifest() is None
 
 
+@pytest.mark.fault("bad-shard")
 def test_a_file_of_another_size_is_not_valid(stage):
     (stage.folder / "a.bin").write_bytes(b"ab")
     assert stage.manifest() is None
 
 
+@pytest.mark.fault("bad-shard")
 def test_a_rewritten_file_of_the_same_size_is_not_valid(stage):
     (stage.folder / "a.bin").write_bytes(b"abd")
     os.utime(stage.folder / "a.bin", ns=(1, 1))
@@ -74,6 +77,7 @@ def test_verify_counts_the_bytes_that_it_checked(stage):
     assert verify(stage.folder) == 7
 
 
+@pytest.mark.fault("bad-shard")
 def test_verify_finds_a_flipped_byte_that_size_and_time_do_not_show(stage):
     status = (stage.folder / "a.bin").stat()
     (stage.folder / "a.bin").write_bytes(b"abd")

@@ -100,19 +100,38 @@ USED = {
 }
 
 
+@pytest.mark.fault("bad-rows")
 @pytest.mark.parametrize("odd, reason", SKIPPED.values(), ids=SKIPPED.keys())
 def test_unusable_row_is_skipped_with_its_reason(tmp_path, odd, reason):
     assert load_beside_good_rows(tmp_path, odd).skipped == {reason: 1}
 
 
+@pytest.mark.fault("bad-rows")
 @pytest.mark.parametrize("odd", [odd for odd, _ in SKIPPED.values()], ids=SKIPPED.keys())
 def test_unusable_row_costs_no_good_row(tmp_path, odd):
     assert sorted(prompts_of(load_beside_good_rows(tmp_path, odd))) == [f"Question {i}?" for i in range(4)]
 
 
+@pytest.mark.fault("bad-rows")
 @pytest.mark.parametrize("odd", USED.values(), ids=USED.keys())
 def test_odd_row_with_a_safe_prompt_is_used(tmp_path, odd):
     assert "Hello?" in prompts_of(load_beside_good_rows(tmp_path, odd))
+
+
+@pytest.mark.fault("changing-columns")
+def test_columns_whose_type_changes_from_row_to_row_are_judged_row_by_row(tmp_path):
+    """A column-wise reader would make text of the lists, or refuse the file, for the sake of one row."""
+    odd = [
+        {"conversations": "Hello?", "source": 1},
+        {"conversations": {"from": "human", "value": "Hello?"}, "source": ["a"]},
+        {"conversations": [["human", "Hello?"]], "source": None},
+        row(turn("human", {"text": "Hello?"})),
+        row(turn("human", "Hello?"), source={"name": "x"}),
+    ]
+    mixed = [mixed_row for pair in zip(odd, good_rows(5), strict=True) for mixed_row in pair]
+    sets = load_prompts(spec(training=2), write(tmp_path, mixed))
+    assert sets.skipped == {"conversations_not_list": 2, "turn_not_object": 1, "text_not_string": 1}
+    assert all(isinstance(prompt.source, str) for prompt in (*sets.evaluation, *sets.validation, *sets.training))
 
 
 def test_leading_system_turn_is_kept(tmp_path):
@@ -143,6 +162,7 @@ def test_lone_surrogate_in_source_is_replaced(tmp_path):
     assert {p.source for p in load_prompts(spec(), path).evaluation} == {"a?"}
 
 
+@pytest.mark.fault("bad-rows")
 def test_lone_surrogate_as_raw_bytes_costs_only_its_row(tmp_path):
     path = write(tmp_path, good_rows(4))
     broken = json.dumps(row(turn("human", LONE)), ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -150,6 +170,7 @@ def test_lone_surrogate_as_raw_bytes_costs_only_its_row(tmp_path):
     assert load_prompts(spec(), path).skipped == {"lone_surrogate": 1}
 
 
+@pytest.mark.fault("resumed-with-other-settings")
 def test_sample_id_is_the_sha256_of_the_canonical_messages(tmp_path):
     prompt = load_prompts(spec(), write(tmp_path, good_rows(4))).training[0]
     canonical = '[{"content":"' + prompt.messages[0]["content"] + '","role":"user"}]'
@@ -176,6 +197,7 @@ def test_sets_are_disjoint(tmp_path):
     assert len(set(prompts_of(sets))) == 20
 
 
+@pytest.mark.fault("resumed-with-other-settings")
 def test_growing_training_keeps_everything_else(tmp_path):
     path = write(tmp_path, good_rows(40))
     small, large = load_prompts(spec(training=5), path), load_prompts(spec(training=30), path)
@@ -186,6 +208,7 @@ def test_growing_training_keeps_everything_else(tmp_path):
     )
 
 
+@pytest.mark.fault("resumed-with-other-settings")
 def test_order_of_the_file_does_not_matter(tmp_path):
     rows = good_rows(30)
     first = load_prompts(spec(training=10), write(tmp_path, rows))
@@ -250,6 +273,7 @@ def test_line_that_is_no_object_is_named_by_file_and_number(tmp_path, value):
         load_prompts(spec(), path)
 
 
+@pytest.mark.fault("bad-rows")
 def test_too_few_rows_says_needed_found_skipped_and_what_to_do(tmp_path):
     path = write(tmp_path, [*good_rows(7), good_rows(1)[0], row(), row()])
     with pytest.raises(BadInput) as caught:
