@@ -81,6 +81,7 @@ class Work:
         return once()
 
 
+@pytest.mark.fault("errors-cross-edges")
 def test_the_second_run_is_cached_and_gives_the_same_record(run):
     work = Work()
     first, second = work.in_a_flow(run), work.in_a_flow(run)
@@ -115,6 +116,7 @@ def test_a_transient_error_is_retried(run):
     assert work.in_a_flow(run)[0] == "Completed" and work.bodies == 3
 
 
+@pytest.mark.fault("errors-cross-edges")
 def test_a_permanent_error_is_not_retried(run):
     work = Work(failures=(BadInput("bad"),) * 3)
     with pytest.raises(BadInput, match="bad"):
@@ -129,6 +131,7 @@ def test_a_bug_is_not_retried(run):
     assert work.bodies == 1
 
 
+@pytest.mark.fault("full-disk-in-every-stage")
 def test_a_stage_that_does_not_fit_is_refused_before_its_body(run):
     work = Work(need_bytes=10**18)
     with pytest.raises(NotEnoughDisk, match="work needs 1e\\+03 PB|work needs 1000 PB"):
@@ -136,6 +139,7 @@ def test_a_stage_that_does_not_fit_is_refused_before_its_body(run):
     assert work.bodies == 0
 
 
+@pytest.mark.fault("download-fails-while-loading")
 def test_the_first_failure_of_two_stages_is_the_flows(run):
     failing = Work(failures=(BadInput("no such drafter"),), digest_parts="failing").task()
     fine = Work(digest_parts="fine").task()
