@@ -13,6 +13,7 @@ from tasks.eagle3.spec import InitialDrafterResult, InitialDrafterSpec
 from tasks.policies import stage_task
 from tasks.recipe import ModelSource
 from tasks.stages import drafter_stage
+from tasks.system import ledger
 from tasks.system.disk import readable_bytes, reserve_bytes
 from tasks.system.engine_child import run_in_engine
 from tasks.system.hub import Fetched, Patience, fetch_checkpoint
@@ -47,7 +48,7 @@ def drafter_download(run: Run) -> Product:
         run_in_engine(run.engine_python, MODULE, child, InitialDrafterResult, run.log_folder, lambda _: None, {})
         files = [path.name for path in stage.folder.iterdir()]
     elif spec.source.kind == "hub":
-        fetched = fetch_from_hub(spec.source, stage.folder, reserve_bytes(stage.folder, run.recipe.reserve_share))
+        fetched = fetch_from_hub(run, spec.source, stage.folder)
         files = fetched.files
     else:
         checkpoint = Path(spec.source.name).expanduser().absolute()
@@ -60,7 +61,7 @@ def drafter_download(run: Run) -> Product:
     return product_of(stage, write_manifest(stage, files, facts, checksums))
 
 
-def fetch_from_hub(source: ModelSource, folder: Path, reserve: int) -> Fetched:
+def fetch_from_hub(run: Run, source: ModelSource, folder: Path) -> Fetched:
     """Download a checkpoint with this site's hub access, inside a task; see ``tasks.system.hub.fetch_checkpoint``."""
     hub, logger = saved_or_default(HubAccess), get_run_logger()
     with artifacts.progress_artifact("download-" + re.sub("[^a-z0-9]+", "-", source.name.lower())) as publish:
@@ -70,7 +71,7 @@ def fetch_from_hub(source: ModelSource, folder: Path, reserve: int) -> Fetched:
             folder,
             endpoint=hub.endpoint,
             token=hub.token.get_secret_value() if hub.token else None,
-            reserve_bytes=reserve,
+            reserve_bytes=reserve_bytes(folder, run.recipe.reserve_share),
             on_progress=lambda bytes_: publish(
                 replace(bytes_, done=bytes_.done / 1e6, total=bytes_.total / 1e6, unit="MB")
             ),
@@ -78,6 +79,9 @@ def fetch_from_hub(source: ModelSource, folder: Path, reserve: int) -> Fetched:
         )
     for warning in fetched.warnings:
         logger.warning(warning)
+    for kind, count in fetched.faults.items():
+        message = f"{kind}, while {source.name} was fetched; survived"
+        ledger.note(run.log_folder, ledger.Fault("download", kind, f"download: {kind}", message, count))
     logger.info(
         "%s at revision %s is commit %s: %d files in %s, all verified; %s fetched now, faults on the way: %s",
         source.name, source.revision, fetched.commit, len(fetched.files), folder,

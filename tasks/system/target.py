@@ -8,7 +8,6 @@ from pathlib import Path
 from tasks.errors import BadInput
 from tasks.recipe import ModelSource, Target, identity_of
 from tasks.system.dequantise import DequantiseResult, DequantiseSpec
-from tasks.system.disk import reserve_bytes
 from tasks.system.engine_child import run_in_engine
 from tasks.system.hub import Fetched
 from tasks.system.manifest import Stage, place, write_manifest
@@ -17,8 +16,8 @@ from tasks.system.run import Run
 
 VERSION = 1
 
-Fetch = Callable[[ModelSource, Path, int], Fetched]
-"""Fetches a hub checkpoint into a folder, leaving this many bytes free."""
+Fetch = Callable[[Run, ModelSource, Path], Fetched]
+"""Fetches a hub checkpoint into a folder."""
 
 
 def target_identity(target: Target) -> dict[str, object]:
@@ -68,7 +67,7 @@ def ensure_target(run: Run, fetch: Fetch) -> Path:
 def _make(run: Run, folder: Path, fetch: Fetch) -> None:
     source, stage = run.recipe.target.source, target_stage(run)
     if source.kind == "hub":
-        fetched = fetch(source, folder, reserve_bytes(folder, run.recipe.reserve_share))
+        fetched = fetch(run, source, folder)
         facts = {"source": source.name, "commit": fetched.commit}
         write_manifest(stage, fetched.files, facts, fetched.sha256)
         return

@@ -23,6 +23,7 @@ from flows.recipes import named
 from tasks.drafter import drafter_download, fetch_from_hub
 from tasks.errors import TransferFailed
 from tasks.recipe import ModelSource
+from tasks.system import ledger
 from tasks.system.plan import make_plan
 from tasks.system.processes import STOP
 from tasks.system.run import Product, Run
@@ -102,13 +103,13 @@ def test_the_manifest_takes_the_checksums_that_the_download_verified(hub, run):
     assert target_stage(run).manifest().facts["commit"] == COMMIT
 
 
-def test_the_blocks_token_is_used(hub, tmp_path):
-    in_a_flow(lambda: fetch_from_hub(SOURCE, tmp_path / "d", 0))
+def test_the_blocks_token_is_used(hub, run, tmp_path):
+    in_a_flow(lambda: fetch_from_hub(run, SOURCE, tmp_path / "d"))
     assert hub.tokens["/api/models/org/drafter/revision/main"] == "Bearer hf_from_block"
 
 
-def test_the_progress_is_an_artifact(hub, tmp_path):
-    in_a_flow(lambda: fetch_from_hub(SOURCE, tmp_path / "d", 0))
+def test_the_progress_is_an_artifact(hub, run, tmp_path):
+    in_a_flow(lambda: fetch_from_hub(run, SOURCE, tmp_path / "d"))
     with get_client(sync_client=True) as client:
         wanted = ArtifactFilter(key=ArtifactFilterKey(any_=["download-org-drafter-progress"]))
         newest = client.read_artifacts(artifact_filter=wanted)[-1]
@@ -116,11 +117,12 @@ def test_the_progress_is_an_artifact(hub, tmp_path):
 
 
 @pytest.mark.fault("hub-busy")
-def test_how_often_each_fault_happened_is_logged(hub, tmp_path, caplog):
+def test_how_often_each_fault_happened_is_in_the_ledger_and_the_log(hub, run, tmp_path, caplog):
     hub.cues = {"model.safetensors": iter([Refuse(503), Cut(2_000_000)])}
     hub.files = FILES | {"model.safetensors": bytes(3_000_000)}
     with caplog.at_level(logging.INFO):
-        in_a_flow(lambda: fetch_from_hub(SOURCE, tmp_path / "d", 0))
+        in_a_flow(lambda: fetch_from_hub(run, SOURCE, tmp_path / "d"))
+    assert ledger.sentence(ledger.read(run.log_folder)) == "1 x unavailable in download; 1 x cut in download"
     assert "faults on the way: {'unavailable': 1, 'cut': 1}" in caplog.text
 
 
