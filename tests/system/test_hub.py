@@ -9,8 +9,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -45,7 +48,7 @@ FILES = {
     "README.md": b"# model",
 }
 TOTAL = len(FILES["config.json"]) + len(WEIGHTS)
-HASTE = Patience(tries=3, first_wait_seconds=0.02, silence_seconds=0.3)
+HASTE = Patience(tries=3, first_wait_seconds=0.02, silence_seconds=1.0)
 NEEDED = ["config.json", "model.safetensors"]
 
 
@@ -261,7 +264,7 @@ def test_the_token_goes_to_the_hub_but_not_into_files_nor_to_the_store(folder):
 @pytest.mark.fault("wrong-bytes")
 def test_wrong_bytes_are_deleted_and_fetched_again(folder):
     with serve(weights=iter([WrongBytes()])) as hub:
-        fetched = fetch(hub, folder)
+        fetched = fetch_here(hub, folder)
     assert weights(folder) == WEIGHTS and fetched.faults == {"wrong bytes": 1}
 
 
@@ -271,7 +274,7 @@ def test_bytes_that_stay_wrong_are_permanent_and_named_with_both_hashes(folder):
         stub_hub("org/drafter", FILES, claimed={"model.safetensors": "0" * 64}) as hub,
         pytest.raises(BadInput, match=r"model.safetensors of org/drafter .* hash to [0-9a-f]{64}, but .* lists 0{64}"),
     ):
-        fetch(hub, folder)
+        fetch_here(hub, folder)
     assert hub.fetched.count("model.safetensors") == 2
     assert not (folder / "model.safetensors").exists() and not incomplete_files(folder)
 
@@ -317,7 +320,7 @@ def test_right_files_that_somebody_else_fetched_are_kept(folder):
 @pytest.mark.fault("broken-transfer")
 def test_a_cut_body_is_continued(folder):
     with serve(weights=iter([Cut(HALF)])) as hub:
-        fetched = fetch(hub, folder)
+        fetched = fetch_here(hub, folder)
     assert [start for name, start in hub.ranges if name == "model.safetensors"] == [0, HALF]
     assert weights(folder) == WEIGHTS and fetched.faults == {"cut": 1}
 
@@ -325,7 +328,7 @@ def test_a_cut_body_is_continued(folder):
 @pytest.mark.fault("broken-transfer")
 def test_a_stalled_body_is_cut_counted_and_continued(folder):
     with serve(weights=iter([Stall(HALF)])) as hub:
-        fetched = fetch(hub, folder)
+        fetched = fetch_here(hub, folder)
     assert hub.ranges[-2:] == [("model.safetensors", HALF), ("config.json", 0)]
     assert weights(folder) == WEIGHTS and fetched.faults == {"stalled": 1}
 
@@ -333,7 +336,7 @@ def test_a_stalled_body_is_cut_counted_and_continued(folder):
 @pytest.mark.fault("broken-transfer")
 def test_a_server_that_does_not_continue_is_read_from_the_start(folder):
     with serve(weights=iter([Cut(HALF), NoRanges()])) as hub:
-        fetch_here(hub, folder)
+        assert fetch_here(hub, folder).faults == {"cut": 1}
     assert weights(folder) == WEIGHTS
 
 
@@ -372,7 +375,7 @@ def test_after_a_kill_at_half_only_the_rest_is_asked_for(folder):
 
 @pytest.mark.fault("broken-transfer")
 def test_a_child_without_progress_is_ended_and_the_position_said(folder):
-    patience = Patience(silence_seconds=60, stall_timeout_seconds=2.5)
+    patience = Patience(silence_seconds=60, stall_timeout_seconds=5.0)
     with (
         serve(weights=repeat(Stall(HALF))) as hub,
         pytest.raises(TransferFailed, match=r"org/drafter .* in phase .downloading., at 512000 of"),
@@ -416,20 +419,45 @@ def test_unfinished_contents_that_are_not_listed_any_more_are_deleted(folder):
 # A hub that is busy
 
 
-@pytest.mark.fault("hub-busy")
-def test_retry_after_is_honoured(folder):
-    with serve(weights=iter([Refuse(429, {"retry-after": "1"})])) as hub:
-        before = time.monotonic()
-        fetched = fetch_here(hub, folder)
-        assert time.monotonic() - before >= 1.0
-    assert fetched.faults == {"busy": 1}
+@pytest.fixture
+def waits(monkeypatch) -> list[float]:
+    """What would have been waited, in seconds."""
+    waited: list[float] = []
+    monkeypatch.setattr(hub_faults, "time", SimpleNamespace(monotonic=time.monotonic, sleep=waited.append))
+    return waited
+
+
+ASKED_WAITS = {
+    "seconds": ({"retry-after": "120"}, 120),
+    "a date": ({"retry-after": format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)}, 600),
+    "the rate limit": ({"ratelimit": '"api";r=0;t=55', "retry-after": ""}, 55),
+    "a day is too long": ({"retry-after": "86400"}, 600),
+    "nothing asked": ({}, HASTE.first_wait_seconds),
+}
 
 
 @pytest.mark.fault("hub-busy")
-def test_retry_after_is_bounded(folder):
-    patience = Patience(tries=3, first_wait_seconds=0.02, longest_wait_seconds=0.1)
-    with serve(listing=repeat(Refuse(429, {"retry-after": "86400"}), 2)) as hub:
-        assert fetch(hub, folder, patience).faults == {"busy": 2}
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(("headers", "seconds"), ASKED_WAITS.values(), ids=ASKED_WAITS)
+def test_a_busy_hub_is_left_alone_as_long_as_it_asks_within_bounds(folder, waits, headers, seconds, status):
+    with serve(listing=iter([Refuse(status, headers)])) as hub:
+        fetch_here(hub, folder)
+    assert max(waits) == pytest.approx(seconds, rel=0.5 if seconds < 1 else 0.01)
+
+
+@pytest.mark.fault("hub-busy")
+def test_pauses_that_nobody_asks_for_double(folder, waits):
+    with serve(listing=repeat(Refuse(503), 2)) as hub:
+        fetch_here(hub, folder)
+    paused = [seconds for seconds in waits if seconds]
+    assert paused == [pytest.approx(0.02, rel=0.5), pytest.approx(0.04, rel=0.5)]
+
+
+@pytest.mark.fault("hub-busy")
+def test_a_download_goes_on_after_a_pause_that_the_hub_asked_for(folder):
+    with serve(listing=iter([Refuse(429, {"retry-after": "1"})])) as hub:
+        assert fetch_here(hub, folder).faults == {"busy": 1}
+    assert weights(folder) == WEIGHTS
 
 
 @pytest.mark.fault("hub-busy")
@@ -508,7 +536,7 @@ def test_a_hub_where_nothing_listens_is_transient_and_said_so(folder):
     with serve() as hub:
         pass
     with pytest.raises(TransferFailed, match=r"org/drafter at revision main .*the connection is refused"):
-        fetch(hub, folder)
+        fetch_here(hub, folder)
 
 
 @pytest.mark.fault("hub-refuses")
@@ -523,9 +551,10 @@ def test_a_name_that_cannot_be_resolved_is_transient_and_said_so(folder):
 @pytest.mark.fault("hub-away")
 def test_what_is_there_is_used_when_the_hub_is_down(folder):
     with serve() as hub:
-        fetch(hub, folder)
-    fetched = fetch(hub, folder)
+        fetch_here(hub, folder)
+    fetched = fetch_here(hub, folder)
     assert fetched.files == NEEDED and "connection is refused" in fetched.warnings[0]
+    assert fetched.faults == {"unreachable": 1}
 
 
 @pytest.mark.fault("hub-away")
@@ -613,7 +642,7 @@ def test_what_is_there_already_needs_no_room(small_volume):
 def test_a_volume_that_fills_up_meanwhile_is_named_and_the_bytes_are_kept(small_volume):
     folder = small_volume / "checkpoint"
     with serve(weights=iter([Stall(HALF)])) as hub:
-        thread, errors = in_background(hub, folder, HASTE)
+        thread, errors = in_background(hub, folder, Patience(silence_seconds=3))
         wait_for_bytes(folder, HALF)
         filler = small_volume / "filler"
         subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False, capture_output=True)
