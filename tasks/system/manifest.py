@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.errors import BadProduct
-from tasks.system.files import sha256_of, write_atomically
+from tasks.system.files import fsync_folder, sha256_of, write_atomically
 
 MANIFEST_NAME = "manifest.json"
 CONSUMED_NAME = "consumed.json"
@@ -150,28 +150,45 @@ def _fault(path: Path, entry: FileEntry) -> str:
 def _read(path: Path) -> Manifest | None:
     try:
         data = json.loads(path.read_text())
-        return Manifest(**{**data, "files": [FileEntry(**entry) for entry in data["files"]]})
+        manifest = Manifest(**{**data, "files": [FileEntry(**entry) for entry in data["files"]]})
     except (OSError, ValueError, TypeError, KeyError):
         return None
+    is_sound = isinstance(manifest.identity, dict) and isinstance(manifest.facts, dict)
+    is_sound &= all(isinstance(e.path, str) and isinstance(e.size_bytes, int) for e in manifest.files)
+    return manifest if is_sound else None
 
 
-def verify(folder: Path) -> int:
-    """Hash every listed file.
+def recorded(folder: Path) -> Manifest | None:
+    """What was finished here once, whether or not its files are still as listed; None when nothing says so."""
+    return _read(folder / MANIFEST_NAME) or _read(folder / CONSUMED_NAME)
+
+
+def consume(folder: Path) -> int:
+    """Delete the products of a stage that were used up; what used them up keeps the stage finished.
+
+    Killed at any moment it leaves the stage whole (the manifest still counts) or consumed, and the next call
+    deletes what is left. Should the stage have to be made again after all, the files that are left are without
+    an index or do not fill it, so they are not taken for the whole.
 
     Returns:
-        How many bytes were checked.
+        How many bytes were freed.
 
     Raises:
-        BadProduct: The manifest or a file is missing or differs; the message names it.
+        BadProduct: The products are neither whole nor consumed already.
     """
     manifest = read_valid_manifest(folder)
-    if manifest is None:
-        raise BadProduct(f"{folder} has no manifest that matches its files. Run again: what is missing is made anew.")
-    for entry in manifest.files:
-        found = sha256_of(folder / entry.path)
-        if found != entry.sha256:
-            raise BadProduct(
-                f"{folder / entry.path}: sha256 {entry.sha256} was written, {found} is there. "
-                "Delete the file and run again."
-            )
-    return sum(entry.size_bytes for entry in manifest.files)
+    if manifest is not None:
+        write_atomically(folder / CONSUMED_NAME, (folder / MANIFEST_NAME).read_text())
+        (folder / MANIFEST_NAME).unlink()
+        fsync_folder(folder)
+    elif (folder / MANIFEST_NAME).exists() or (manifest := _read(folder / CONSUMED_NAME)) is None:
+        raise BadProduct(
+            f"{folder} has no manifest that matches its files, so they are not taken for used up. "
+            "Check them with `hero-run verify`, or run the recipe again: what is missing is made anew."
+        )
+    freed = 0
+    for entry in manifest.files:  # sorted by name, so a states folder loses its index before its shards
+        path = folder / entry.path
+        freed += path.stat().st_size if path.exists() else 0
+        path.unlink(missing_ok=True)
+    return freed
