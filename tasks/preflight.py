@@ -8,8 +8,8 @@ from tasks import artifacts
 from tasks.stages import drafter_stage, prompts_path, responses_stage
 from tasks.system.plan import check_site, describe_prompts, make_plan
 from tasks.system.prompts import load_prompts
-from tasks.system.run import Run, finished
-from tasks.system.target import target_folder, target_is_ready
+from tasks.system.run import Run, finished, note_use
+from tasks.system.target import target_folder, target_is_ready, target_stage
 
 
 # It only looks, so there is nothing to cache; and what it refuses, a retry would refuse again.
@@ -22,6 +22,7 @@ def preflight(run: Run) -> None:
     unfinished = {"extraction", "training", "evaluation"}
     serving = finished(run, responses_stage(run)) is None
     check_site(run, serving)
+    note_use(run, target_stage(run))
     unfinished |= {"inference"} if serving else set()
     unfinished |= {"target"} if not target_is_ready(run) else set()
     unfinished |= {"drafter-download"} if finished(run, drafter_stage(run)) is None else set()

@@ -79,11 +79,11 @@ def discard(stage: Stage) -> None:
 
 
 def note_use(run: Run, stage: Stage) -> None:
-    """Remember that this run uses these products, for ``hero-run ls``."""
+    """Remember that this run uses these products, for ``hero-run ls`` and ``clean``."""
     path = run.data_root / USES_FOLDER / f"{run.name}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = f"{stage.folder.relative_to(run.data_root)}\n"
+    lines = [f"{folder.relative_to(run.data_root)}\n" for folder in (stage.folder, *stage.resumes_from)]
     with path.open("a+") as uses:
         uses.seek(0)
-        if line not in uses:
-            uses.write(line)
+        known = uses.readlines()
+        uses.writelines(line for line in lines if line not in known)
