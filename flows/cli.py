@@ -8,7 +8,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from flows import local_api
+from flows import local_api, store_cli
 from flows.recipes import RECIPES, Overrides, RefreshName, named
 from tasks.errors import HeroRunError, RecipeError
 from tasks.recipe import from_json
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(action=_run)
     recipes = commands.add_parser("recipes", help="list the recipes")
     recipes.set_defaults(action=_recipes)
+    store_cli.add_commands(commands)
     ui = commands.add_parser("ui", help="serve Prefect's UI with the runs so far, until Ctrl-C")
     _add_ui_port(ui)
     ui.set_defaults(action=_ui)
