@@ -8,7 +8,7 @@ Shape legend: N rows of a step, T tokens of a sample, A auxiliary layers, D hidd
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ class CapturePlan:
 
     folder: str
     store: StoreFormat
-    shard_bytes: int
     reserve_bytes: int
 
 
@@ -47,12 +46,12 @@ class ExpectedSample:
 
 @dataclass
 class CaptureReport:
-    """What happened since the last report; travels as a plain dictionary."""
+    """What became of a shard's samples so far; travels as a plain dictionary."""
 
     teacher_tokens: dict[str, int] = field(default_factory=dict)
-    """Sample id to argmax of the lm_head over its last stored state."""
+    """Sample id to argmax of the lm_head over its last state, as it is stored."""
     bad: dict[str, str] = field(default_factory=dict)
-    """Sample id to why its states were not stored."""
+    """Sample id to why its states are not to be stored."""
     failure: tuple[str, str] | None = None
     """Class name and message of what stopped the capture."""
 
@@ -74,28 +73,43 @@ class CaptureExtension:
         try:
             writer = None
             if self.rank == 0:
-                writer = ShardWriter(Path(arguments.folder), store, arguments.shard_bytes, arguments.reserve_bytes)
+                writer = ShardWriter(Path(arguments.folder), store, arguments.reserve_bytes)
             self._capture = Capture(self.model_runner, store, writer)
         except HeroRunError as error:
             return type(error).__name__, str(error)
         return None
 
     def capture_expect(self, samples: list[dict[str, Any]]) -> None:
-        """Announce the samples of the next requests, which are recognised by their token ids."""
+        """Begin a shard of these samples; their requests are recognised by their token ids."""
         self._capture.expect([ExpectedSample(**sample) for sample in samples])
 
     def capture_report(self) -> dict[str, Any]:
-        """What happened since the last call (``CaptureReport``)."""
-        return asdict(self._capture.take_report())
+        """What became of the shard's samples so far (``CaptureReport``)."""
+        return asdict(self._capture.report)
 
-    def capture_finish(self) -> dict[str, Any]:
-        """Write what is still buffered, remove the hooks, and report a last time."""
+    def capture_write(self, file: str, agrees: dict[str, bool], rejected: dict[str, str]) -> tuple[str, str] | None:
+        """Write the samples of ``agrees``, captured since ``capture_expect``, as one shard.
+
+        Args:
+            file: Name of the shard.
+            agrees: Sample id to whether vLLM picked the teacher's token, in the order in which they are stored.
+            rejected: Sample id to the reason why it has no states.
+
+        Returns:
+            None, or class name and message of the error.
+        """
+        return self._capture.write(file, agrees, rejected)
+
+    def capture_finish(self) -> None:
+        """Remove the hooks."""
         self._capture.finish()
-        return asdict(self._capture.take_report())
 
 
 class Capture:
-    """Hooks on one worker's model, and the way of a step's rows into the writer."""
+    """Hooks on one worker's model, and the way of the steps' rows into a shard.
+
+    The rows of one shard are held in memory until all of them are there and the driver has checked the report.
+    """
 
     def __init__(self, model_runner: Any, store: StoreFormat, writer: ShardWriter | None) -> None:
         check_runner(model_runner)
@@ -103,28 +117,32 @@ class Capture:
         self._model = model_runner.get_model()
         self._rows = RowCollector()
         self._expected: dict[str, ExpectedSample] = {}
-        self._report = CaptureReport()
+        self._captured: dict[str, CapturedSample] = {}
+        self.report = CaptureReport()
         self._step: dict[str, torch.Tensor] | None = None  # None between steps: warm-up runs are not captured
         self._handles = self._register_hooks()
         self._run_step: Callable[..., Any] = model_runner.execute_model
         model_runner.execute_model = self._captured_step
 
     def expect(self, samples: list[ExpectedSample]) -> None:
-        """Take note of the samples that the next requests belong to."""
-        self._expected.update({sample.token_hash: sample for sample in samples})
+        """Begin a shard: what an earlier one has left is dropped."""
+        self._expected = {sample.token_hash: sample for sample in samples}
+        self._captured, self.report = {}, CaptureReport()
 
-    def take_report(self) -> CaptureReport:
-        """Hand out the report so far and begin a new one; a failure stays."""
-        report, self._report = self._report, CaptureReport(failure=self._report.failure)
-        return report
+    def write(self, file: str, agrees: dict[str, bool], rejected: dict[str, str]) -> tuple[str, str] | None:
+        """Write the captured samples of ``agrees`` as one shard; see ``CaptureExtension.capture_write``."""
+        if self._writer is not None:
+            writer, captured = self._writer, self._captured
+            samples = [replace(captured[sample_id], teacher_agrees=agreed) for sample_id, agreed in agrees.items()]
+            self._captured = {}
+            self._guarded(lambda: writer.write(file, samples, rejected))
+        return self.report.failure
 
     def finish(self) -> None:
-        """Undo the hooks and write what is buffered."""
+        """Undo the hooks."""
         for handle in self._handles:
             handle.remove()
         self._runner.execute_model = self._run_step
-        if self._writer is not None and self._report.failure is None:
-            self._guarded(self._writer.flush)
 
     def _register_hooks(self) -> list[Any]:
         stack = decoder_stack(self._model)
@@ -153,7 +171,7 @@ class Capture:
 
     @torch.inference_mode()
     def _captured_step(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        if scheduler_output.total_num_scheduled_tokens == 0 or self._report.failure is not None:
+        if scheduler_output.total_num_scheduled_tokens == 0 or self.report.failure is not None:
             return self._run_step(scheduler_output, *args, **kwargs)
         self._rows.forget(scheduler_output.finished_req_ids)
         self._step = {}
@@ -175,7 +193,7 @@ class Capture:
         try:
             work()
         except Exception as error:
-            self._report.failure = (type(error).__name__, str(error) or repr(error))
+            self.report.failure = (type(error).__name__, str(error) or repr(error))
 
     def _teacher_tokens(self, final_ND: torch.Tensor, parts: list[Part]) -> list[int]:
         """The lm_head's choice after the last row of every part that finishes its prompt.
@@ -195,23 +213,21 @@ class Capture:
         for part in parts:
             rows = self._rows.add(part, aux_NAD, states["final"])
             if rows is not None:
-                self._store_sample(part.request_id, *rows, teacher_token=next(remaining))
+                self._keep_sample(part.request_id, *rows, teacher_token=next(remaining))
 
-    def _store_sample(self, request_id: str, aux_TAD: torch.Tensor, final_TD: torch.Tensor, teacher_token: int) -> None:
-        assert self._writer is not None
+    def _keep_sample(self, request_id: str, aux_TAD: torch.Tensor, final_TD: torch.Tensor, teacher_token: int) -> None:
         token_ids = list(self._runner.requests[request_id].prompt_token_ids or [])
         sample = self._expected.pop(token_hash(token_ids), None)
         if sample is None:
             return  # vLLM's own request, or a sample that was preempted after its last row
         fault = fault_of(aux_TAD, final_TD, len(token_ids), self._store.layer_ids)
         if fault is not None:
-            self._report.bad[sample.sample_id] = fault
+            self.report.bad[sample.sample_id] = fault
             return
-        self._report.teacher_tokens[sample.sample_id] = teacher_token
-        captured = CapturedSample(
+        self.report.teacher_tokens[sample.sample_id] = teacher_token
+        self._captured[sample.sample_id] = CapturedSample(
             sample.sample_id, sample.split, sample.source, token_ids, sample.prompt_tokens, aux_TAD, final_TD
         )
-        self._writer.add(captured)
 
 
 def decoder_stack(model: nn.Module) -> Any:

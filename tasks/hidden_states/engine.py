@@ -28,6 +28,9 @@ def prepare_environment(spec: ExtractionSpec) -> None:
     os.environ.update(spec.extraction.engine.environment)
     # On GPUs vLLM takes Model Runner V2, which has no `input_batch` (v1/worker/gpu/model_runner.py, 0.32).
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    # With the engine core in a process of its own requests are stepped while others are still on their way, so
+    # that the batches, and with them the last bits of the states, depend on timing.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def check_engine() -> None:

@@ -1,21 +1,22 @@
 """The extraction child: one prefill of every answered sample, its states into shards.
 
-Run as ``python -m tasks.hidden_states.extract spec.json`` in the engine environment.
+Run as ``python -m tasks.hidden_states.extract spec.json`` in the engine environment. It captures one planned
+shard at a time (``tasks.hidden_states.plan``) and writes it when all of it is there: a stop or a kill loses
+the rows of that shard and nothing else.
 """
 
 import time
-from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from tasks import errors
 from tasks.errors import HeroRunError, Stopped, TransientError
 from tasks.hidden_states.checks import check_bad_samples, check_teacher
 from tasks.hidden_states.engine import check_engine, prepare_environment, running_engine
-from tasks.hidden_states.index import read_index, recover
+from tasks.hidden_states.index import recover, sort_index
 from tasks.hidden_states.layout import StoreFormat, token_hash
-from tasks.hidden_states.plan import Work, note_teacher, plan_work
+from tasks.hidden_states.plan import PlannedShard, Work, plan_work
 from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
 from tasks.hidden_states.target import TargetShape, check_layer_ids, read_target_shape
 from tasks.system.child import Reporter, child_main
@@ -23,14 +24,16 @@ from tasks.system.responses import Response
 
 _REPORT_SECONDS = 2.0
 
+OnTokens = Callable[[int], None]
+
 
 def extract(spec: ExtractionSpec, reporter: Reporter) -> ExtractionResult:
-    """Capture the samples that are not on disk yet.
+    """Capture the shards that are not on disk yet.
 
     Raises:
         BadProduct: The teacher gate or the statistics check failed.
         NotEnoughDisk: The next shard would not leave the reserve.
-        Stopped: SIGTERM came; what was captured is on disk.
+        Stopped: SIGTERM came; finished shards are kept.
         BadInput: The target's config or the responses cannot be used.
         RecipeError: The layer ids do not fit the target.
         EngineRejected: vLLM is not one that the hooks know, or refused the model or an argument.
@@ -42,15 +45,22 @@ def extract(spec: ExtractionSpec, reporter: Reporter) -> ExtractionResult:
     check_engine()
     spec.out_folder.mkdir(parents=True, exist_ok=True)
     work = plan_work(spec, shape, recover(spec.out_folder))
-    if work.samples:
+    _say_what_is_left(work)
+    if work.shards:
         reporter.progress("loading the target", 0, 0, "samples")
         with running_engine(spec) as llm:
             capture(llm, spec, shape, work, reporter)
-    return _result(spec.out_folder, work)
+    return _result(spec, work)
+
+
+def _say_what_is_left(work: Work) -> None:
+    for file, fault in work.lost.items():
+        print(f"{file} {fault}: its samples are captured again.", flush=True)
+    print(f"{work.kept_shards} shards are kept, {len(work.shards)} are to be captured.", flush=True)
 
 
 def capture(llm: Any, spec: ExtractionSpec, shape: TargetShape, work: Work, reporter: Reporter) -> None:
-    """Capture the samples of ``work`` with a running engine; ``work`` learns what became of them.
+    """Capture the shards of ``work`` with a running engine; ``work`` learns what became of their samples.
 
     Raises:
         HeroRunError: As in ``extract``.
@@ -58,7 +68,14 @@ def capture(llm: Any, spec: ExtractionSpec, shape: TargetShape, work: Work, repo
     try:
         for failure in llm.collective_rpc("capture_start", args=(_capture_plan(spec, shape),)):
             _raise(failure)
-        _capture_chunks(llm, spec, work, reporter)
+        progress = _Progress(reporter, work)
+        for number, shard in enumerate(work.shards):
+            if not _capture_shard(llm, spec, shard, work, progress):
+                raise Stopped(
+                    f"the extraction was stopped with {len(work.shards) - number} of {len(work.shards)} shards to go; "
+                    "the others are on disk."
+                )
+        llm.collective_rpc("capture_finish")
     except HeroRunError:
         raise
     except Exception as error:
@@ -71,65 +88,98 @@ def _capture_plan(spec: ExtractionSpec, shape: TargetShape) -> dict[str, Any]:
     return {
         "folder": str(spec.out_folder),
         "store": asdict(StoreFormat(spec.extraction.layout, list(spec.layer_ids), shape.hidden_size)),
-        "shard_bytes": spec.extraction.shard_bytes,
         "reserve_bytes": spec.reserve_bytes,
     }
 
 
-def _capture_chunks(llm: Any, spec: ExtractionSpec, work: Work, reporter: Reporter) -> None:
-    """Ask chunk by chunk: small enough that progress and a stop come every few seconds."""
-    queue, started, done_before = deque(work.samples), time.monotonic(), work.done_tokens
-    step_tokens = chunk_tokens = spec.extraction.max_batched_tokens
-    reporter.progress("extraction", work.done_tokens, work.total_tokens, "tokens", tokens_per_second=0.0)
-    while queue and not reporter.stop_requested:
-        _ask(llm, spec.out_folder, _take(queue, chunk_tokens), work)
-        rate = (work.done_tokens - done_before) / (time.monotonic() - started)
-        chunk_tokens = max(step_tokens, int(rate * _REPORT_SECONDS))
-        figures = {"tokens_per_second": round(rate, 1), "bad_samples": len(work.bad)}
-        reporter.progress("extraction", work.done_tokens, work.total_tokens, "tokens", **figures)
-    _raise(llm.collective_rpc("capture_finish")[0]["failure"])
-    if queue:
-        raise Stopped(f"the extraction was stopped with {len(queue)} samples to go; the others are on disk.")
+class _Progress:
+    """Tokens so far, those of the shard in work included, reported every few seconds."""
+
+    def __init__(self, reporter: Reporter, work: Work) -> None:
+        self._reporter, self._work, self._before_tokens = reporter, work, work.done_tokens
+        self._started = self._reported = time.monotonic()
+        self._report(0, 0.0)
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._reporter.stop_requested
+
+    def tell(self, shard_tokens: int) -> None:
+        """``shard_tokens`` of the shard in work are captured."""
+        now = time.monotonic()
+        if now - self._reported >= _REPORT_SECONDS or self._work.done_tokens == self._work.total_tokens:
+            self._reported = now
+            new_tokens = self._work.done_tokens - self._before_tokens + shard_tokens
+            self._report(shard_tokens, new_tokens / (now - self._started))
+
+    def _report(self, shard_tokens: int, rate: float) -> None:
+        work, figures = self._work, {"tokens_per_second": round(rate, 1), "bad_samples": len(self._work.bad)}
+        self._reporter.progress("extraction", work.done_tokens + shard_tokens, work.total_tokens, "tokens", **figures)
 
 
-def _take(queue: deque[Response], tokens: int) -> list[Response]:
-    chunk = [queue.popleft()]
-    while queue and sum(r.length_tokens for r in chunk) < tokens:
-        chunk.append(queue.popleft())
-    return chunk
-
-
-def _ask(llm: Any, folder: Path, chunk: list[Response], work: Work) -> None:
-    """Prefill a chunk of samples and take note of what became of each one."""
-    from vllm import SamplingParams, TokensPrompt
-
-    ids = {r.sample_id: [*r.prompt_token_ids, *r.response_token_ids] for r in chunk}
-    expected = [
-        {
-            "sample_id": r.sample_id,
-            "split": r.split,
-            "source": r.source,
-            "prompt_tokens": len(r.prompt_token_ids),
-            "token_hash": token_hash(ids[r.sample_id]),
-        }
-        for r in chunk
-    ]
-    llm.collective_rpc("capture_expect", args=(expected,))
-    prompts = [TokensPrompt(prompt_token_ids=ids[r.sample_id]) for r in chunk]
-    greedy = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
-    outputs = llm.generate(prompts, greedy, use_tqdm=False)
+def _capture_shard(llm: Any, spec: ExtractionSpec, shard: PlannedShard, work: Work, progress: _Progress) -> bool:
+    """Prefill a shard's samples, check what came, write it; False when a stop was asked for on the way."""
+    llm.collective_rpc("capture_expect", args=([_expected(r) for r in shard.samples],))
+    picked = _prefill(llm, shard, progress)
+    if picked is None:
+        return False
     report = llm.collective_rpc("capture_report")[0]
     _raise(report["failure"])
-    picked = {r.sample_id: output.outputs[0].token_ids[0] for r, output in zip(chunk, outputs, strict=True)}
-    agrees = {sample_id: token == picked[sample_id] for sample_id, token in report["teacher_tokens"].items()}
-    lost = {key: "vLLM handed over no rows of it" for key in ids if key not in agrees and key not in report["bad"]}
-    work.bad.update({**report["bad"], **lost})
+    teacher = report["teacher_tokens"]
+    # In the order of the plan, not in that in which the prompts were finished.
+    agrees = {r.sample_id: teacher[r.sample_id] == picked[r.sample_id] for r in shard.samples if r.sample_id in teacher}
+    handed = {**agrees, **report["bad"]}
+    lost = {r.sample_id: "vLLM handed over no rows of it" for r in shard.samples if r.sample_id not in handed}
+    bad = {**report["bad"], **lost}
+    work.bad.update(bad)
     work.agrees.update(agrees)
-    work.tried += len(chunk)
-    work.done_tokens += sum(r.length_tokens for r in chunk)
-    note_teacher(folder, agrees)
-    check_bad_samples(work.bad, work.tried)
-    check_teacher(work.agrees, folder)
+    check_bad_samples(work.bad, len(work.bad) + len(work.agrees))
+    check_teacher(work.agrees, spec.out_folder)
+    if agrees:
+        _raise(llm.collective_rpc("capture_write", args=(shard.file, agrees, bad))[0])
+        work.made_shards += 1
+    work.done_tokens += shard.tokens
+    progress.tell(0)
+    return True
+
+
+def _ids(response: Response) -> list[int]:
+    return [*response.prompt_token_ids, *response.response_token_ids]
+
+
+def _expected(response: Response) -> dict[str, Any]:
+    """What ``capture.ExpectedSample`` takes."""
+    return {
+        "sample_id": response.sample_id,
+        "split": response.split,
+        "source": response.source,
+        "prompt_tokens": len(response.prompt_token_ids),
+        "token_hash": token_hash(_ids(response)),
+    }
+
+
+def _prefill(llm: Any, shard: PlannedShard, progress: _Progress) -> dict[str, int] | None:
+    """Prefill the samples; each one's next token by sample id, or None when a stop was asked for.
+
+    All requests are queued before the first step, so that the batches depend on the samples alone. Stepping by
+    hand, instead of ``llm.generate``, is what lets a stop and a report come in between.
+    """
+    from vllm import SamplingParams, TokensPrompt
+
+    greedy = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+    prompts = [TokensPrompt(prompt_token_ids=_ids(r)) for r in shard.samples]
+    requests = llm.enqueue(prompts, greedy, use_tqdm=False)
+    picked: dict[str, int] = {}
+    done_tokens = 0
+    while llm.llm_engine.has_unfinished_requests():
+        if progress.stop_requested:
+            llm.llm_engine.abort_request(requests, internal=True)
+            return None
+        for output in llm.llm_engine.step():
+            picked[token_hash(output.prompt_token_ids)] = output.outputs[0].token_ids[0]
+            done_tokens += len(output.prompt_token_ids)
+        progress.tell(done_tokens)
+    return {r.sample_id: picked[token_hash(_ids(r))] for r in shard.samples}
 
 
 def _raise(failure: tuple[str, str] | None) -> None:
@@ -143,15 +193,18 @@ def _raise(failure: tuple[str, str] | None) -> None:
     raise known(message)
 
 
-def _result(folder: Path, work: Work) -> ExtractionResult:
-    records = read_index(folder)
+def _result(spec: ExtractionSpec, work: Work) -> ExtractionResult:
+    records = sort_index(spec.out_folder)
     return ExtractionResult(
         samples=sum(len(record.samples) for record in records),
         tokens=sum(sample.length for record in records for sample in record.samples),
         states_bytes=sum(record.size_bytes for record in records),
-        teacher_agreement=check_teacher(work.agrees, folder),
+        teacher_agreement=check_teacher(work.agrees, spec.out_folder),
         shards={record.file: record.sha256 for record in records},
         skipped={**work.skipped, **work.bad},
+        kept_shards=work.kept_shards,
+        made_shards=work.made_shards,
+        remade=work.lost,
     )
 
 

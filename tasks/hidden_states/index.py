@@ -6,18 +6,21 @@ line does not exist, and a line whose file is missing or differs in size or time
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tasks.errors import BadProduct
 from tasks.hidden_states.layout import StoreFormat
+from tasks.system.disk import full_disk
 from tasks.system.files import PARTIAL_SUFFIX, fsync_folder, write_atomically
 
 INDEX_NAME = "index.jsonl"
 SHARD_GLOB = "shard-*.safetensors"
 METADATA_KEY = "hero_run"
 """Key of the safetensors metadata under which a shard describes itself (JSON)."""
+CORRUPT_SUFFIX = ".corrupt"
+"""What a reader appends to the name of a shard whose checksum is wrong; removed once the shard is made again."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class StoredSample:
     length: int
     """Rows, in tokens."""
     token_hash: str
+    teacher_agrees: bool
+    """Whether its last state, through the lm_head, gives the token that vLLM picks."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +49,34 @@ class ShardRecord:
     sha256: str
     format: StoreFormat
     samples: list[StoredSample]
+    rejected: dict[str, str] = field(default_factory=dict)
+    """Samples that were planned for this shard and have no states: id to the reason."""
 
-    def matches(self, folder: Path) -> bool:
-        """Whether the file is there with the size and time that it was written with."""
+    def fault(self, folder: Path) -> str | None:
+        """What is wrong with the file, as far as its size and time can tell; None when it is as it was written."""
+        path = folder / self.file
         try:
-            status = (folder / self.file).stat()
+            status = path.stat()
         except FileNotFoundError:
-            return False
-        return (status.st_size, status.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
+            aside = path.with_name(path.name + CORRUPT_SUFFIX)
+            return "was found to be corrupt when it was read" if aside.exists() else "is missing"
+        if status.st_size != self.size_bytes:
+            return f"was written with {self.size_bytes:,} B and has {status.st_size:,} B now"
+        return None if status.st_mtime_ns == self.mtime_ns else "was changed after it was written"
+
+    def to_line(self) -> str:
+        """The record's line in the index."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a folder held when it was taken over."""
+
+    records: list[ShardRecord]
+    """Shards that are as they were written."""
+    lost: dict[str, str]
+    """File name of a shard that has to be made again to what was wrong with it."""
 
 
 def read_index(folder: Path) -> list[ShardRecord]:
@@ -71,40 +96,59 @@ def read_index(folder: Path) -> list[ShardRecord]:
 
 
 def append_record(folder: Path, record: ShardRecord) -> None:
-    """Declare a shard whole. Its file must have its final name already."""
+    """Declare a shard whole. Its file must have its final name already.
+
+    Raises:
+        OSError: The line could not be written, for want of space say; the index is as it was before.
+    """
     path = folder / INDEX_NAME
     is_new = not path.exists()
-    with path.open("a", encoding="utf-8") as out:
-        out.write(_line(record))
-        out.flush()
-        os.fsync(out.fileno())
+    # Unbuffered: a buffer would be written again, perhaps with success, when the file is closed after a fault.
+    with path.open("ab", buffering=0) as out:
+        before_bytes = os.fstat(out.fileno()).st_size
+        try:
+            _write_whole(out, record.to_line().encode())
+            os.fsync(out.fileno())
+        except OSError:
+            out.truncate(before_bytes)
+            raise
     if is_new:
         fsync_folder(folder)
 
 
-def recover(folder: Path) -> list[ShardRecord]:
+def recover(folder: Path) -> Recovered:
     """Bring folder and index into agreement before writing: what does not match is missing.
 
     Lines whose file is missing or differs are dropped; shard files without a believed line, and
     half-written ones, are removed. Their samples are then captured again.
 
-    Returns:
-        The records that hold.
-
     Raises:
         BadProduct: A line other than the last is not a record.
+        NotEnoughDisk: The index could not be rewritten.
     """
-    path = folder / INDEX_NAME
-    believed = [record for record in read_index(folder) if record.matches(folder)]
+    faults = {record.file: (record, record.fault(folder)) for record in read_index(folder)}
+    believed = [record for record, fault in faults.values() if fault is None]
     # Index first: a crash in between leaves stray files, never a line without its file.
-    content = "".join(map(_line, believed))
-    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != content:
-        write_atomically(path, content)
+    _rewrite(folder, believed)
+    lost = {file: fault for file, (_, fault) in faults.items() if fault is not None}
     kept = {record.file for record in believed}
-    for file in [*folder.glob(SHARD_GLOB), *folder.glob(SHARD_GLOB + PARTIAL_SUFFIX)]:
-        if file.name not in kept:
-            file.unlink()
-    return believed
+    for path in [*folder.glob(SHARD_GLOB), *folder.glob(SHARD_GLOB + PARTIAL_SUFFIX)]:
+        if path.name not in kept:
+            lost.setdefault(path.name.removesuffix(PARTIAL_SUFFIX), "was not finished when the run before ended")
+            path.unlink()
+    return Recovered(believed, lost)
+
+
+def sort_index(folder: Path) -> list[ShardRecord]:
+    """Put the lines into the order of the plan, whatever was captured last; the records.
+
+    Raises:
+        NotEnoughDisk: The index could not be rewritten.
+    """
+    # A record without a sample is never written, and samples lie in a shard as they were planned.
+    records = sorted(read_index(folder), key=lambda record: (-record.samples[0].length, record.samples[0].id))
+    _rewrite(folder, records)
+    return records
 
 
 def describe(store: StoreFormat, samples: list[StoredSample]) -> str:
@@ -112,8 +156,23 @@ def describe(store: StoreFormat, samples: list[StoredSample]) -> str:
     return json.dumps({**asdict(store), "samples": [asdict(sample) for sample in samples]})
 
 
-def _line(record: ShardRecord) -> str:
-    return json.dumps(asdict(record)) + "\n"
+def _rewrite(folder: Path, records: list[ShardRecord]) -> None:
+    path, content = folder / INDEX_NAME, "".join(record.to_line() for record in records)
+    if not path.exists() or path.read_text(encoding="utf-8", errors="replace") == content:
+        return
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        if (full := full_disk(error, path)) is None:
+            raise
+        raise full from error
+
+
+def _write_whole(out: Any, line: bytes) -> None:
+    """A raw file may take a part of what it is given, on a nearly full volume say."""
+    left = memoryview(line)
+    while left:
+        left = left[out.write(left) :]
 
 
 def _record(path: Path, number: int, line: bytes) -> ShardRecord:

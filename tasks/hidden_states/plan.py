@@ -1,27 +1,45 @@
-"""Which samples an extraction still has to capture, and what is known of the others; torch-free."""
+"""Which samples go into which shard, which shards are still to be captured, and what is known of the others.
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+The plan is a pure function of the usable samples and the shard size, made before anything is captured:
+longest first, ties by id, a shard closed where the next sample would not fit. A shard's name is the digest of
+the ids planned for it, so a shard that was lost is made again under its name, with the same samples asked
+together. Interrupted or not, the shards are the same; on the CPU, byte by byte.
+
+With another shard size than before, the shards that are there are kept and the samples in none of them are
+planned anew. Torch-free.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tasks.errors import BadInput
-from tasks.hidden_states.index import ShardRecord
-from tasks.hidden_states.layout import token_hash
+from tasks.hidden_states.index import Recovered
+from tasks.hidden_states.layout import bytes_per_token, token_hash
 from tasks.hidden_states.spec import ExtractionSpec
 from tasks.hidden_states.target import TargetShape
 from tasks.system.responses import Response, read_responses
 
-TEACHER_NAME = "teacher.jsonl"
-"""``[sample id, agrees]`` a line: what the teacher gate has seen, so that a resumed run knows it too."""
+
+@dataclass(frozen=True)
+class PlannedShard:
+    """A unit of work: samples that are asked together and stored together, in this order."""
+
+    file: str
+    samples: list[Response]
+
+    @property
+    def tokens(self) -> int:
+        """Of all its samples."""
+        return sum(sample.length_tokens for sample in self.samples)
 
 
 @dataclass
 class Work:
     """What is to be captured, and what is known so far."""
 
-    samples: list[Response]
-    """Still to be captured, longest first."""
+    shards: list[PlannedShard]
+    """Still to be captured."""
     total_tokens: int
     """Of every usable sample, those on disk included."""
     done_tokens: int
@@ -29,45 +47,59 @@ class Work:
     """Sample id to the reason why it is not asked."""
     agrees: dict[str, bool]
     """Sample id to whether its last state gives vLLM's own token."""
-    tried: int = 0
-    """Samples asked in this run."""
-    bad: dict[str, str] = field(default_factory=dict)
+    bad: dict[str, str]
     """Sample id to why its states were not stored."""
+    kept_shards: int
+    lost: dict[str, str]
+    """Name of a shard of an earlier run that has to be made again to what was wrong with it."""
+    made_shards: int = 0
 
 
-def plan_work(spec: ExtractionSpec, shape: TargetShape, stored: list[ShardRecord]) -> Work:
-    """Compare the responses with what is on disk.
+def plan_work(spec: ExtractionSpec, shape: TargetShape, found: Recovered) -> Work:
+    """Compare the plan with what is on disk.
 
     Raises:
         BadInput: A line is not a response, or no sample can be used.
     """
-    stored_ids = {sample.id for record in stored for sample in record.samples}
     usable, skipped = _usable(spec, shape)
-    # Longest first: what does not fit into memory shows at once, and a step's requests are alike.
-    todo = sorted((r for r in usable if r.sample_id not in stored_ids), key=lambda r: (-r.length_tokens, r.sample_id))
+    shard_tokens = _shard_tokens(spec, shape)
+    kept = {record.file for record in found.records}
+    agrees = {sample.id: sample.teacher_agrees for record in found.records for sample in record.samples}
+    bad = {sample_id: reason for record in found.records for sample_id, reason in record.rejected.items()}
+    shards = plan_shards(usable, shard_tokens)
+    if kept - {shard.file for shard in shards}:  # they were planned with another shard size
+        shards = plan_shards([r for r in usable if r.sample_id not in agrees and r.sample_id not in bad], shard_tokens)
+    todo = [shard for shard in shards if shard.file not in kept]
     total_tokens = sum(r.length_tokens for r in usable)
-    agrees = {key: value for key, value in _read_teacher(spec.out_folder).items() if key in stored_ids}
-    return Work(todo, total_tokens, total_tokens - sum(r.length_tokens for r in todo), skipped, agrees)
+    done_tokens = total_tokens - sum(shard.tokens for shard in todo)
+    return Work(todo, total_tokens, done_tokens, skipped, agrees, bad, len(kept), found.lost)
 
 
-def note_teacher(folder: Path, agrees: Mapping[str, bool]) -> None:
-    """Append what the teacher gate saw. Not fsynced: what a crash loses here is only not counted."""
-    with (folder / TEACHER_NAME).open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(item) + "\n" for item in agrees.items())
+def plan_shards(samples: Iterable[Response], shard_tokens: int) -> list[PlannedShard]:
+    """Assign every sample to a shard of at most ``shard_tokens``, or of one sample that is longer.
+
+    Longest first: what does not fit into memory shows at once, and a step's requests are alike.
+    """
+    groups: list[list[Response]] = []
+    room_tokens = 0
+    for sample in sorted(samples, key=lambda r: (-r.length_tokens, r.sample_id)):
+        if not groups or sample.length_tokens > room_tokens:
+            groups.append([])
+            room_tokens = shard_tokens
+        groups[-1].append(sample)
+        room_tokens -= sample.length_tokens
+    return [PlannedShard(_file_name(group), group) for group in groups]
 
 
-def _read_teacher(folder: Path) -> dict[str, bool]:
-    path = folder / TEACHER_NAME
-    if not path.exists():
-        return {}
-    agrees = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            sample_id, agreed = json.loads(line)
-        except ValueError:
-            continue  # torn by a crash, or glued to a torn one
-        agrees[sample_id] = agreed
-    return agrees
+def _shard_tokens(spec: ExtractionSpec, shape: TargetShape) -> int:
+    extraction = spec.extraction
+    return extraction.shard_bytes // bytes_per_token(extraction.layout, shape.hidden_size, len(spec.layer_ids))
+
+
+def _file_name(samples: list[Response]) -> str:
+    # The ids suffice: the folder's own name covers the responses, whose ids are unique.
+    digest = hashlib.sha256("\n".join(sample.sample_id for sample in samples).encode()).hexdigest()
+    return f"shard-{digest[:16]}.safetensors"
 
 
 def _usable(spec: ExtractionSpec, shape: TargetShape) -> tuple[list[Response], dict[str, str]]:

@@ -13,13 +13,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tasks.errors import BadProduct
-from tasks.hidden_states.index import INDEX_NAME, METADATA_KEY, ShardRecord, StoredSample, describe, read_index
+from tasks.hidden_states.index import (
+    CORRUPT_SUFFIX,
+    INDEX_NAME,
+    METADATA_KEY,
+    ShardRecord,
+    StoredSample,
+    describe,
+    read_index,
+)
 from tasks.hidden_states.layout import AUX, FINAL, LOSS_MASK, TOKEN_IDS, token_hash
 from tasks.system.files import sha256_of
 
 # The reference run has thousands of shards, more than a process may have files open.
 _OPEN_SHARDS = 16
-_REMEDY = "Delete that file and run the extraction again: only its samples are captured anew."
+_REMEDY = "Run again: only that shard's samples are captured anew."
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,8 @@ class StateReader:
     def read(self, entry: SampleEntry) -> StateSample:
         """One sample's tensors.
 
-        The first read of a shard hashes the whole of it.
+        The first read of a shard hashes the whole of it. A shard that is not what was written is renamed to
+        ``<name>.corrupt``, which makes it missing, so that the next extraction makes it again and nothing else.
 
         Raises:
             BadProduct: The shard's checksum, or the sample's token ids, are not those that were written.
@@ -97,9 +106,10 @@ class StateReader:
         found = token_hash(token_ids_T.tolist())
         stored = self._stored[entry.shard, entry.offset_tokens]
         if (stored.id, stored.token_hash) != (entry.sample_id, found):
+            path = self._folder / entry.shard
             raise BadProduct(
-                f"{self._folder / entry.shard}, sample {entry.sample_id}: token ids with the hash "
-                f"{stored.token_hash} ({stored.id}) were written, {found} were read. {_REMEDY}"
+                f"{path}, sample {entry.sample_id}: token ids with the hash {stored.token_hash} ({stored.id}) "
+                f"were written, {found} were read. {_set_aside(path)}"
             )
         return StateSample(
             sample_id=entry.sample_id,
@@ -130,11 +140,8 @@ def _check_records(folder: Path, records: list[ShardRecord]) -> None:
     if not records:
         raise BadProduct(f"{folder / INDEX_NAME} lists no shard: there are no hidden states. Run the extraction first.")
     for record in records:
-        if not record.matches(folder):
-            raise BadProduct(
-                f"{folder / record.file} was written with {record.size_bytes:,} B and is missing or has another "
-                f"size or time now. {_REMEDY}"
-            )
+        if (fault := record.fault(folder)) is not None:
+            raise BadProduct(f"{folder / record.file} {fault}. {_REMEDY}")
         if record.format != records[0].format:
             raise BadProduct(
                 f"{folder}: all shards must hold the same, but {records[0].file} holds {records[0].format} "
@@ -145,11 +152,21 @@ def _check_records(folder: Path, records: list[ShardRecord]) -> None:
 def _verify(path: Path, record: ShardRecord) -> None:
     found = sha256_of(path)
     if found != record.sha256:
-        raise BadProduct(f"{path}: sha256 {record.sha256} was written, {found} is there. {_REMEDY}")
+        raise BadProduct(f"{path}: sha256 {record.sha256} was written, {found} is there. {_set_aside(path)}")
     try:
         with safe_open(path, framework="pt") as shard:
             written = (shard.metadata() or {}).get(METADATA_KEY, "{}")
     except SafetensorError as error:
-        raise BadProduct(f"{path} is not a safetensors file ({error}). {_REMEDY}") from error
+        raise BadProduct(f"{path} is not a safetensors file ({error}). {_set_aside(path)}") from error
     if json.loads(written) != json.loads(describe(record.format, record.samples)):
-        raise BadProduct(f"{path} describes itself otherwise than {INDEX_NAME} does. {_REMEDY}")
+        raise BadProduct(f"{path} describes itself otherwise than {INDEX_NAME} does. {_set_aside(path)}")
+
+
+def _set_aside(path: Path) -> str:
+    """Take a bad shard out of the way, so that it counts as missing from now on; what to do, for the message."""
+    aside = path.with_name(path.name + CORRUPT_SUFFIX)
+    try:
+        path.replace(aside)
+    except OSError as error:
+        return f"Delete that file ({error.strerror}: it could not be renamed) and run again."
+    return f"It was renamed to {aside.name}. {_REMEDY}"

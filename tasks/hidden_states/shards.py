@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch
 
 from tasks.errors import BadProduct, NotEnoughDisk
 from tasks.hidden_states.index import (
+    CORRUPT_SUFFIX,
     METADATA_KEY,
     ShardRecord,
     StoredSample,
@@ -54,83 +55,78 @@ class CapturedSample:
     """bfloat16 [T, A*D]."""
     final_TD: torch.Tensor
     """bfloat16 [T, D], after the target's final norm."""
+    teacher_agrees: bool = True
+    """Whether its last state, through the lm_head, gives the token that vLLM picks."""
 
 
 class ShardWriter:
-    """Buffers samples and writes a shard whenever ``shard_bytes`` are full.
+    """Writes whole shards, each under the name that its plan gave it.
 
     A shard is written aside, fsynced, renamed, and only then listed in the index, so that a crash
-    at any moment loses at most what was buffered.
+    at any moment loses at most the shard that was being written.
     """
 
-    def __init__(self, folder: Path, store: StoreFormat, shard_bytes: int, reserve_bytes: int) -> None:
+    def __init__(self, folder: Path, store: StoreFormat, reserve_bytes: int) -> None:
         """Take over a folder: valid shards in it are kept, everything else that looks like one is removed.
 
         Args:
             folder: Where shards and index go; made when missing.
             store: What the shards hold.
-            shard_bytes: Size at which a shard is closed; one sample may be larger.
             reserve_bytes: Free space that every shard must leave on the volume.
 
         Raises:
             BadProduct: The folder holds shards of another format, or its index is damaged.
+            NotEnoughDisk: The index could not be rewritten.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self.records = recover(folder)
+        self.records = recover(folder).records
         for record in self.records:
             if record.format != store:
                 raise BadProduct(
                     f"{folder / record.file} holds {record.format}, but {store} is to be written. "
                     "Name another folder, or delete this one."
                 )
-        self._folder, self._store = folder, store
-        self._shard_bytes, self._reserve_bytes = shard_bytes, reserve_bytes
-        self._token_bytes = bytes_per_token(store.layout, store.hidden_size, len(store.layer_ids))
-        self._buffer: list[CapturedSample] = []
-        self._buffered_tokens = 0
-        self._next_number = 1 + max((_number(record.file) for record in self.records), default=-1)
+        self._folder, self._store, self._reserve_bytes = folder, store, reserve_bytes
 
-    @property
-    def stored_ids(self) -> set[str]:
-        """Samples that are on disk; buffered ones are not."""
-        return {sample.id for record in self.records for sample in record.samples}
+    def write(self, file: str, samples: Sequence[CapturedSample], rejected: Mapping[str, str] | None = None) -> None:
+        """Write one shard, which replaces a corrupt one of that name.
 
-    def add(self, sample: CapturedSample) -> None:
-        """Buffer a sample; closes a shard when it is full.
+        Args:
+            file: Name of the shard, ``shard-*.safetensors``.
+            samples: What it holds, at least one, in this order.
+            rejected: Samples that were planned for it and have no states: id to the reason.
 
         Raises:
             BadProduct: The rows do not fit the token ids or the format.
-            NotEnoughDisk: The shard would not leave the reserve.
-        """
-        _check_rows(sample, self._store)
-        tokens = len(sample.token_ids)
-        if self._buffer and (self._buffered_tokens + tokens) * self._token_bytes > self._shard_bytes:
-            self.flush()
-        self._buffer.append(sample)
-        self._buffered_tokens += tokens
-        if self._buffered_tokens * self._token_bytes >= self._shard_bytes:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is buffered as one shard.
-
-        Raises:
             NotEnoughDisk: The shard would not leave the reserve, or the volume filled up meanwhile.
-                What was written before stays valid; what was buffered is captured again.
+                What was written before stays valid; this shard is captured again.
         """
-        if not self._buffer:
-            return
-        stored = _placed(self._buffer)
-        header = _header(self._store, stored, self._buffered_tokens)
-        size_bytes = len(header) + self._buffered_tokens * self._token_bytes
+        for sample in samples:
+            _check_rows(sample, self._store)
+        path, stored = self._folder / file, _placed(samples)
+        path.with_name(file + CORRUPT_SUFFIX).unlink(missing_ok=True)  # now, for it takes the room of its successor
+        tokens = sum(sample.length for sample in stored)
+        header = _header(self._store, stored, tokens)
+        size_bytes = len(header) + tokens * self._token_bytes
         self._guard(size_bytes)
-        path = self._folder / f"shard-{self._next_number:06d}.safetensors"
-        sha256 = self._write(path, header, size_bytes)
-        status = path.stat()
-        record = ShardRecord(path.name, status.st_size, status.st_mtime_ns, sha256, self._store, stored)
-        append_record(self._folder, record)
+        try:
+            sha256 = self._write_file(path, header, samples)
+            status = path.stat()
+            record = ShardRecord(
+                file, status.st_size, status.st_mtime_ns, sha256, self._store, stored, dict(rejected or {})
+            )
+            append_record(self._folder, record)
+        except OSError as error:
+            for unlisted in (path, path.with_name(file + PARTIAL_SUFFIX)):
+                unlisted.unlink(missing_ok=True)
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise self._not_enough(size_bytes, shutil.disk_usage(self._folder).free) from error
         self.records.append(record)
-        self._buffer, self._buffered_tokens, self._next_number = [], 0, self._next_number + 1
+
+    @property
+    def _token_bytes(self) -> int:
+        return bytes_per_token(self._store.layout, self._store.hidden_size, len(self._store.layer_ids))
 
     def _guard(self, size_bytes: int) -> None:
         free_bytes = shutil.disk_usage(self._folder).free
@@ -144,29 +140,19 @@ class ShardWriter:
             "already there are valid: make room and run again, it goes on from them."
         )
 
-    def _write(self, path: Path, header: bytes, size_bytes: int) -> str:
+    def _write_file(self, path: Path, header: bytes, samples: Sequence[CapturedSample]) -> str:
         partial = path.with_name(path.name + PARTIAL_SUFFIX)
-        try:
-            sha256 = _write_fsynced(partial, header, self._payload())
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise self._not_enough(size_bytes, shutil.disk_usage(self._folder).free) from error
+        sha256 = _write_fsynced(partial, header, self._payload(samples))
         publish(partial, path)
         return sha256
 
-    def _payload(self) -> Iterable[torch.Tensor]:
-        """The buffered tensors in file order, one by one: no second copy of a shard in memory."""
+    def _payload(self, samples: Sequence[CapturedSample]) -> Iterable[torch.Tensor]:
+        """The tensors in file order, one by one: no second copy of a shard in memory."""
         for name, (dtype, _) in tensor_widths(
             self._store.layout, self._store.hidden_size, len(self._store.layer_ids)
         ).items():
-            for sample in self._buffer:
+            for sample in samples:
                 yield _tensor_of(sample, name).to(_TORCH_DTYPES[dtype]).contiguous()
-
-
-def _number(file: str) -> int:
-    return int(file.removeprefix("shard-").removesuffix(".safetensors"))
 
 
 def _check_rows(sample: CapturedSample, store: StoreFormat) -> None:
@@ -180,12 +166,14 @@ def _check_rows(sample: CapturedSample, store: StoreFormat) -> None:
         )
 
 
-def _placed(samples: list[CapturedSample]) -> list[StoredSample]:
+def _placed(samples: Sequence[CapturedSample]) -> list[StoredSample]:
     placed, offset = [], 0
     for sample in samples:
         length = len(sample.token_ids)
         digest = token_hash(sample.token_ids)
-        placed.append(StoredSample(sample.sample_id, sample.split, sample.source, offset, length, digest))
+        placed.append(
+            StoredSample(sample.sample_id, sample.split, sample.source, offset, length, digest, sample.teacher_agrees)
+        )
         offset += length
     return placed
 

@@ -37,3 +37,9 @@ class ExtractionResult:
     """File name to sha256."""
     skipped: dict[str, str]
     """Sample id to the reason why it has no states."""
+    kept_shards: int
+    """Shards of earlier runs that were as they were written."""
+    made_shards: int
+    """Shards that this run captured."""
+    remade: dict[str, str]
+    """Shards of earlier runs that had to be made again, file name to what was wrong; some of ``made_shards``."""

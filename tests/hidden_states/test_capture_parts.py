@@ -47,12 +47,14 @@ def run_steps(requests: dict[str, Request], steps: list[dict[str, int]]) -> dict
     return finished
 
 
+@pytest.mark.fault("chunked-prefill")
 def test_chunks_of_a_prompt_are_put_together_and_generated_tokens_left_out():
     requests = {"a": Request([7] * 3), "b": Request([7] * 6)}
     finished = run_steps(requests, [{"a": 3, "b": 2}, {"a": 1, "b": 2}, {"b": 2}, {"b": 1}])
     assert finished == {"a": [0, 1, 2], "b": [100, 101, 102, 103, 104, 105]}
 
 
+@pytest.mark.fault("chunked-prefill")
 def test_a_preempted_request_starts_over():
     requests = {"a": Request([7] * 4)}
     collector = RowCollector()
@@ -65,6 +67,7 @@ def test_a_preempted_request_starts_over():
     assert rows is not None and rows[1][:, 0].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.fault("chunked-prefill")
 def test_a_cached_prefix_shows_as_missing_rows():
     requests = {"a": Request([7] * 4, num_computed_tokens=3)}
     assert len(run_steps(requests, [{"a": 1}])["a"]) == 1
@@ -79,12 +82,15 @@ def set_(tensor: torch.Tensor, where: object, value: object) -> None:
     tensor[where] = value
 
 
+@pytest.mark.fault("bad-states")
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (lambda aux, final: set_(final, (3, 1), float("nan")), "the final state has NaN"),
         (lambda aux, final: set_(aux, (3, 5), float("inf")), "layer 9 has NaN or infinite"),
+        (lambda aux, final: set_(final, (7, 0), -float("inf")), "the final state has NaN or infinite"),
         (lambda aux, final: set_(aux, slice(None), 0.0), "all columns of layer 2 are equal"),
+        (lambda aux, final: set_(final, slice(None), 3.5), "all columns of the final state are equal"),
         (lambda aux, final: set_(final, slice(None), final[:, :1].clone()), "all columns of the final state"),
         (lambda aux, final: set_(final, slice(None), final[:1].clone()), "the final state is the same for every"),
         (lambda aux, final: set_(aux, (slice(None), slice(D, None)), aux[:, :D].clone()), "layer 2 and layer 9 are"),
@@ -97,10 +103,12 @@ def test_states_that_cannot_be_right_are_rejected(damage, reason):
     assert reason in (fault_of(aux_TAD, final_TD, 8, [2, 9]) or "")
 
 
+@pytest.mark.fault("chunked-prefill")
 def test_rows_must_be_as_many_as_tokens():
     assert "8 rows were captured for 9 tokens" in (fault_of(*states(), 9, [2, 9]) or "")
 
 
+@pytest.mark.fault("bad-states")
 def test_a_few_bad_samples_are_skipped_and_many_stop_the_run():
     check_bad_samples(dict.fromkeys("abc", "zero"), tried=10)
     check_bad_samples(dict.fromkeys("abcd", "zero"), tried=400)
@@ -108,6 +116,7 @@ def test_a_few_bad_samples_are_skipped_and_many_stop_the_run():
         check_bad_samples(dict.fromkeys("abcd", "zero"), tried=399)
 
 
+@pytest.mark.fault("bad-states")
 def test_teacher_gate_needs_97_percent_of_at_least_20():
     folder = Path("states")
     assert check_teacher(dict.fromkeys(range(19), False), folder) == 0.0
@@ -156,6 +165,7 @@ def test_parallelism_that_splits_layers_or_tokens_is_refused():
         check_runner(runner(pipeline_parallel_size=2))
 
 
+@pytest.mark.fault("unknown-model-runner")
 def test_model_runner_v2_is_refused():
     v2 = runner()
     del v2.input_batch

@@ -22,12 +22,14 @@ def test_a_missing_size_is_named(tmp_path):
         read_target_shape(tmp_path)
 
 
+@pytest.mark.fault("bad-layer-ids")
 @pytest.mark.parametrize("layer_ids", [[], [0, 2], [2, 62], [2, 2], [5, 2]])
 def test_layer_ids_must_increase_and_name_decoder_layers(layer_ids):
     with pytest.raises(RecipeError, match=r"strictly increasing and lie in 1\.\.61.*found \["):
         check_layer_ids(layer_ids, TargetShape(61, 7168, 163840))
 
 
+@pytest.mark.fault("bad-layer-ids")
 @pytest.mark.parametrize("layer_ids", [[1], [2, 30, 58], [1, 61]])
 def test_every_decoder_layer_can_be_captured(layer_ids):
     check_layer_ids(layer_ids, TargetShape(61, 7168, 163840))
