@@ -5,17 +5,20 @@ from dataclasses import asdict
 from prefect.logging import get_run_logger
 
 from tasks import artifacts
-from tasks.policies import stage_task
-from tasks.stages import answers_stage, prompts_path, responses_stage
-from tasks.system.answering import DATA_CARD_NAME, answer_prompts, finish_set
+from tasks.errors import ServerGone
+from tasks.policies import note_fault, stage_task
+from tasks.server import reopen_server
+from tasks.stages import answers_journal, prompts_path, responses_stage
+from tasks.system.answering import DATA_CARD_NAME, answer_prompts, finish_set, sampling_of
+from tasks.system.disk import reserve_bytes
+from tasks.system.journal import Journal
 from tasks.system.manifest import Stage, write_manifest
 from tasks.system.plan import answers_need_bytes
 from tasks.system.prompts import load_prompts
 from tasks.system.responses import RESPONSES_NAME
+from tasks.system.restarts import Restarts
 from tasks.system.run import Product, Run, product_of
 from tasks.system.vllm_server import Endpoint
-
-JOURNAL_NAME = "journal.jsonl"
 
 
 def place(run: Run, server: Endpoint) -> Stage:
@@ -30,13 +33,19 @@ def need_bytes(run: Run, server: Endpoint) -> int:
 
 @stage_task("inference", place=place, need_bytes=need_bytes, retries=2, retry_seconds=30, timeout_hours=48)
 def inference(run: Run, server: Endpoint) -> Product:
-    """Ask what the journal lacks, then write the finished set."""
-    stage = responses_stage(run)
-    prompts = load_prompts(run.recipe.prompts, prompts_path(run))
-    journal_path = answers_stage(run).folder / JOURNAL_NAME
-    with artifacts.progress_artifact("inference") as on_progress:
-        tally = answer_prompts(prompts, server, run.recipe.inference, journal_path, on_progress)
-    facts = finish_set(prompts, journal_path, stage.folder, tally)
-    get_run_logger().info("answered: %s", facts)
+    """Ask what the journal lacks, restarting a server that dies, then write the finished set."""
+    stage, recipe, logger = responses_stage(run), run.recipe, get_run_logger()
+    prompts = load_prompts(recipe.prompts, prompts_path(run))
+
+    def on_death(error: ServerGone) -> None:
+        note_fault(run, "inference", error)
+        logger.warning("%s What is missing is asked again.", error)
+
+    restarts = Restarts(most=recipe.server.restarts, reopen=lambda gone: reopen_server(run, gone), on_death=on_death)
+    sampling, reserve = sampling_of(recipe.inference, recipe.server), reserve_bytes(run.data_root, recipe.reserve_share)
+    with artifacts.progress_artifact("inference") as on_progress, Journal(answers_journal(run), reserve) as journal:
+        tally = answer_prompts(prompts, server, sampling, journal, restarts, on_progress)
+    facts = finish_set(prompts, answers_journal(run), stage.folder, tally)
+    logger.info("answered: %s", facts)
     artifacts.markdown("data-card", (stage.folder / DATA_CARD_NAME).read_text(), [], "The answers")
     return product_of(stage, write_manifest(stage, [RESPONSES_NAME, DATA_CARD_NAME], asdict(facts)))

@@ -15,7 +15,7 @@ from prefect.tasks import exponential_backoff
 
 from tasks.errors import ChildDied, GaveUp, HeroRunError, TransientError
 from tasks.system import ledger
-from tasks.system.disk import require, reserve_bytes
+from tasks.system.disk import full_disk, require, reserve_bytes
 from tasks.system.files import write_atomically
 from tasks.system.manifest import Manifest, Stage
 from tasks.system.run import Run, finished, note_use, product_of
@@ -64,6 +64,10 @@ def stage_task(
                 return body(*args, **kwargs)
             except TransientError as error:
                 raise _told(run, name, error) from error
+            except OSError as error:
+                if (full := full_disk(error, run.data_root)) is not None:
+                    raise full from error
+                raise
 
         return task(
             name=name,
@@ -87,17 +91,23 @@ def is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> boo
 
 
 def _told(run: Run, name: str, error: TransientError) -> HeroRunError:
-    """Put an error into the run's ledger; one that no other try can help becomes permanent.
+    """Note an error; one that no other try can help becomes permanent.
 
     A process that fails twice in a row in the same way, at the same point, would do so a third time, and the
     third model load costs as much as the first. The network is another matter.
     """
-    fault = ledger.fault_of(name, error)
     earlier = [known for known in ledger.read(run.log_folder) if known.stage == name]
-    ledger.note(run.log_folder, fault)
+    fault = note_fault(run, name, error)
     if isinstance(error, ChildDied) and earlier and earlier[-1].signature == fault.signature:
         return GaveUp(f"the same failure twice in a row, so {name} is not tried again. {error}")
     return error
+
+
+def note_fault(run: Run, name: str, error: HeroRunError) -> ledger.Fault:
+    """Put an error into the run's ledger."""
+    fault = ledger.fault_of(name, error)
+    ledger.note(run.log_folder, fault)
+    return fault
 
 
 def _product_key(

@@ -99,6 +99,13 @@ class Server:
     load_timeout_seconds: float = runtime("longest load, whatever its progress", 7200.0, gt=0)
     stall_timeout_seconds: float = runtime("longest load without a new log line", 1800.0, gt=0)
     stop_grace_seconds: float = runtime("time between SIGTERM and SIGKILL", 10.0, ge=0)
+    token_stall_seconds: float = runtime("longest time without a token while requests wait", 900.0, gt=0)
+    restarts: int = runtime("how often a server that dies while it is asked is started again", 3, ge=0)
+    endpoint: str = runtime(
+        "address of somebody else's server (http://host:port): awaited, checked and used instead of starting one", ""
+    )
+    endpoint_model: str = runtime("the id that it serves the target under; empty takes its only one, by name", "")
+    take_over: bool = runtime("stop that server when the answers are complete, because its GPUs are needed", False)
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
 

@@ -1,5 +1,7 @@
 """The server-load and server-stop tasks: the vLLM server that answers the prompts."""
 
+import dataclasses
+import urllib.parse
 from pathlib import Path
 
 from prefect.logging import get_run_logger
@@ -7,15 +9,18 @@ from prefect.logging import get_run_logger
 from tasks.drafter import fetch_from_hub
 from tasks.errors import PermanentError
 from tasks.policies import stage_task
-from tasks.stages import responses_stage
+from tasks.stages import answers_journal, prompts_path, responses_stage
+from tasks.system.answering import unanswered
+from tasks.system.foreign_server import find_server, take_over
+from tasks.system.journal import answered_ids
 from tasks.system.manifest import Manifest, Stage
 from tasks.system.plan import model_facts
-from tasks.system.processes import live_child
+from tasks.system.prompts import load_prompts
 from tasks.system.run import Product, Run
 from tasks.system.target import ensure_target, target_folder, target_is_ready
-from tasks.system.vllm_server import Endpoint, lists_model, start_server, stop_server
+from tasks.system.vllm_server import Endpoint, is_alive, lists_model, start_server, stop_server
 
-NOT_NEEDED = Endpoint(base_url="", model="", guard_pid=0, log_path=Path())
+NOT_NEEDED = Endpoint(base_url="", model="", log_path=Path())
 """What inference gets when it has nothing to ask."""
 
 
@@ -23,11 +28,6 @@ def weights_need_bytes(run: Run) -> int:
     """The target's weights, if they are made here; what is fetched asks for its exact need when it is listed."""
     made_here = run.recipe.target.source.kind == "package-gguf" and not target_is_ready(run)
     return model_facts(run.recipe, target_folder(run)).weights_bytes if made_here else 0
-
-
-def stopping_place(run: Run, server: Endpoint, responses: Product) -> Stage:
-    """A server has been stopped when the answers that it was started for are complete."""
-    return responses_stage(run)
 
 
 # Need is decided backwards: what the server is for is the answers, so complete answers mean no load.
@@ -41,32 +41,49 @@ def stopping_place(run: Run, server: Endpoint, responses: Product) -> Stage:
     record=lambda stage, manifest: NOT_NEEDED,
 )
 def server_load(run: Run) -> Endpoint:
-    """Fetch or make the target, start vLLM on it, and wait until it has answered a request."""
-    logger = get_run_logger()
-    folder = ensure_target(run, fetch_from_hub)
-    server, log_path = run.recipe.server, run.log_folder / "server.log"
+    """Provide a server that has answered a request: ours, on a target that is fetched first, or somebody else's."""
+    prompts = load_prompts(run.recipe.prompts, prompts_path(run))
+    if not unanswered(prompts, answered_ids(answers_journal(run))):
+        get_run_logger().info("every prompt is answered already, so no server is loaded")
+        return NOT_NEEDED
+    return open_server(run, run.recipe.server.port)
+
+
+def open_server(run: Run, port: int) -> Endpoint:
+    """Start our server, or find the one that the recipe names."""
+    logger, server = get_run_logger(), run.recipe.server
+    say = lambda phase: logger.info("server: %s", phase)  # noqa: E731
+    if server.endpoint:
+        return find_server(server, run.recipe.target.source.name, run.recipe.target.window_tokens, say)
+    folder, log_path = ensure_target(run, fetch_from_hub), run.log_folder / "server.log"
     logger.info("starting vLLM on %s; its log is %s", folder, log_path)
-    return start_server(
-        run.engine_python,
-        folder,
-        run.recipe.target,
-        server,
-        server.engine,
-        log_path,
-        lambda phase: logger.info("server: %s", phase),
-    )
+    at_port = dataclasses.replace(server, port=port)
+    return start_server(run.engine_python, folder, run.recipe.target, at_port, server.engine, log_path, say)
+
+
+def reopen_server(run: Run, server: Endpoint) -> Endpoint:
+    """End what is left of a server and start it again at the same address; somebody else's is awaited."""
+    stop_server(server)
+    return open_server(run, urllib.parse.urlsplit(server.base_url).port or run.recipe.server.port)
+
+
+def stopping_place(run: Run, server: Endpoint, responses: Product) -> Stage:
+    """A server has been stopped when the answers that it was started for are complete."""
+    return responses_stage(run)
 
 
 def stopped(run: Run, server: Endpoint, responses: Product) -> Manifest | None:
-    """The manifest of the answers, once nothing of a server that we started is left."""
-    return None if live_child(server.guard_pid) else responses_stage(run).manifest()
+    """The manifest of the answers, once no server is left that we are to stop."""
+    ours = server.is_ours and is_alive(server)
+    to_take_over = not server.is_ours and run.recipe.server.take_over and lists_model(server)
+    return None if ours or to_take_over else responses_stage(run).manifest()
 
 
 @stage_task(
     "server-stop",
     place=stopping_place,
     made=stopped,
-    record=lambda stage, manifest: "none was running",
+    record=lambda stage, manifest: "none of ours was running",
     need_bytes=lambda run, server, responses: 0,
     retries=1,
     retry_seconds=5,
@@ -74,12 +91,15 @@ def stopped(run: Run, server: Endpoint, responses: Product) -> Manifest | None:
 )
 def server_stop(run: Run, server: Endpoint, responses: Product) -> str:
     """End the server and prove that nothing of it is left."""
-    found = stop_server(server.guard_pid)
-    if server != NOT_NEEDED and lists_model(server):
+    if server.is_ours:
+        stop_server(server)
+    else:
+        take_over(server, run.recipe.server.stop_grace_seconds)
+    if lists_model(server):
         raise PermanentError(
-            f"a server still answers at {server.base_url} after ours was stopped: it is not ours. "
+            f"a server still answers at {server.base_url} after it was stopped: it is another one. "
             "Stop it by hand, or give the recipe another port (--set server.port=0)."
         )
-    said = "stopped: every process of its group has ended and its port is closed" if found else "none was running"
+    said = "stopped: every process of it has ended and its port is closed"
     get_run_logger().info("server %s", said)
     return said

@@ -18,7 +18,7 @@ from tasks.system.target import target_identity
 ANSWERS_VERSION = 1
 RESPONSES_VERSION = 1
 DRAFTER_VERSION = 1
-STATES_VERSION = 1
+STATES_VERSION = 2
 TRAINING_VERSION = 1
 EVALUATION_VERSION = 1
 
@@ -38,6 +38,11 @@ def answers_stage(run: Run) -> Stage:
         target=target_identity(run.recipe.target),
         inference=identity_of(run.recipe.inference),
     )
+
+
+def answers_journal(run: Run) -> Path:
+    """The file that inference resumes from."""
+    return answers_stage(run).folder / "journal.jsonl"
 
 
 def responses_stage(run: Run) -> Stage:

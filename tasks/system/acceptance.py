@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.recipe import Engine, Evaluation, Inference
+from tasks.recipe import Engine, Evaluation, Inference, Server
 from tasks.system.engine_child import OnProgress, Progress
 from tasks.system.generation import Answer, Rejected, Sampling, Tally, ask_all
 from tasks.system.prompts import Prompt
@@ -111,10 +111,10 @@ def measure_arm(
 
     try:
         before = counters(endpoint.base_url, COUNTERS)
-        tally = ask_all(prompts, endpoint, sampling_of(spec, run.recipe.inference), keep)
+        tally = ask_all(prompts, endpoint, sampling_of(spec, run.recipe.inference, server), keep)
         after = counters(endpoint.base_url, COUNTERS)
     finally:
-        stop_server(endpoint.guard_pid)
+        stop_server(endpoint)
     counted = {key: round(after[key] - before.get(key, 0.0)) for key in after}
     return Arm(
         name=name,
@@ -127,7 +127,7 @@ def measure_arm(
     )
 
 
-def sampling_of(spec: Evaluation, inference: Inference) -> Sampling:
+def sampling_of(spec: Evaluation, inference: Inference, server: Server) -> Sampling:
     """The evaluation's request settings; limits and retries are the inference stage's."""
     return Sampling(
         max_new_tokens=spec.max_new_tokens,
@@ -136,6 +136,7 @@ def sampling_of(spec: Evaluation, inference: Inference) -> Sampling:
         in_flight=spec.in_flight,
         request_timeout_seconds=inference.request_timeout_seconds,
         request_retries=inference.request_retries,
+        token_stall_seconds=server.token_stall_seconds,
     )
 
 

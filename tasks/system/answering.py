@@ -3,18 +3,20 @@
 import dataclasses
 import statistics
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tasks.errors import BadProduct
-from tasks.recipe import Inference
+from tasks.recipe import Inference, Server
 from tasks.system.engine_child import OnProgress, Progress
 from tasks.system.files import write_atomically
 from tasks.system.generation import Answer, Rejected, Sampling, Tally, ask_all
 from tasks.system.journal import Journal, read_answers
-from tasks.system.prompts import PromptSets
+from tasks.system.prompts import Prompt, PromptSets
 from tasks.system.responses import RESPONSES_NAME, Response
+from tasks.system.restarts import Restarts, keep_asking
 from tasks.system.vllm_server import Endpoint
 
 DATA_CARD_NAME = "README.md"
@@ -36,7 +38,7 @@ class AnswerFacts:
     tokens_per_second: float
 
 
-def sampling_of(spec: Inference) -> Sampling:
+def sampling_of(spec: Inference, server: Server) -> Sampling:
     """The request settings of the inference stage."""
     return Sampling(
         max_new_tokens=spec.max_new_tokens,
@@ -45,30 +47,50 @@ def sampling_of(spec: Inference) -> Sampling:
         in_flight=spec.in_flight,
         request_timeout_seconds=spec.request_timeout_seconds,
         request_retries=spec.request_retries,
+        token_stall_seconds=server.token_stall_seconds,
     )
 
 
+def unanswered(prompts: PromptSets, answered_ids: Container[str]) -> list[Prompt]:
+    """The training and validation prompts that are not answered yet."""
+    return [p for p in prompts.validation + prompts.training if p.sample_id not in answered_ids]
+
+
 def answer_prompts(
-    prompts: PromptSets, endpoint: Endpoint, spec: Inference, journal_path: Path, on_progress: OnProgress
+    prompts: PromptSets,
+    endpoint: Endpoint,
+    sampling: Sampling,
+    journal: Journal,
+    restarts: Restarts,
+    on_progress: OnProgress,
 ) -> Tally:
-    """Ask every training and validation prompt that the journal lacks.
+    """Ask every training and validation prompt that the journal lacks, whatever becomes of the server meanwhile.
 
     Raises:
-        ServerGone: The server stopped answering; what was answered is in the journal.
+        GaveUp: The server died too often; what was answered is in the journal.
+        NotEnoughDisk: The volume is about to be full; likewise.
         Stopped: The run is ending; likewise.
     """
-    wanted = prompts.validation + prompts.training
-    with Journal(journal_path) as journal:
-        missing = [prompt for prompt in wanted if prompt.sample_id not in journal.sample_ids]
-        kept = len(wanted) - len(missing)
+    tally, refused = Tally(), set[str]()
+    missing = unanswered(prompts, journal.sample_ids)
+    total = len(prompts.validation) + len(prompts.training)
+    kept = total - len(missing)
 
-        def keep(outcome: Answer | Rejected, tally: Tally) -> None:
-            if isinstance(outcome, Answer):
-                journal.append(_response(outcome))
-            figures = {"tokens_per_second": tally.tokens_per_second}
-            on_progress(Progress("answering", kept + tally.done, len(wanted), "prompts", figures))
+    def keep(outcome: Answer | Rejected, tally: Tally) -> None:
+        if isinstance(outcome, Answer):
+            journal.append(_response(outcome))
+        else:
+            refused.add(outcome.prompt.sample_id)
+        figures = {"tokens_per_second": tally.tokens_per_second}
+        on_progress(Progress("answering", kept + tally.done, total, "prompts", figures))
 
-        return ask_all(missing, endpoint, sampling_of(spec), keep)
+    def ask(server: Endpoint) -> None:
+        left = [p for p in unanswered(prompts, journal.sample_ids) if p.sample_id not in refused]
+        ask_all(left, server, sampling, keep, tally)
+
+    if missing:
+        keep_asking(endpoint, restarts, ask, lambda: tally.answered)
+    return tally
 
 
 def _response(answer: Answer) -> Response:

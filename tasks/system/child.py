@@ -8,6 +8,7 @@ A child is started as ``<python> -m <module> <spec.json>``. Beside the spec it l
 The exit code repeats the outcome's kind, for shells: 0 done, 65 permanent, 75 transient, 143 stopped.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 from tasks import errors
 from tasks.recipe import from_json
+from tasks.system.disk import full_disk
 from tasks.system.files import write_atomically
 
 EXIT_PERMANENT, EXIT_TRANSIENT, EXIT_STOPPED = 65, 75, 143
@@ -73,7 +75,10 @@ def child_main(spec_type: type[Spec], work: Callable[[Spec, Reporter], Any]) -> 
         result = work(from_json(spec_type, spec_path.read_text()), reporter)
     except Exception as error:
         traceback.print_exc()
-        _leave(spec_path, {"error": type(error).__name__, "message": str(error) or repr(error)})
+        if isinstance(error, OSError):
+            error = full_disk(error, spec_path) or error
+        with contextlib.suppress(OSError):  # on a full volume the exit code and the log must do
+            _leave(spec_path, {"error": type(error).__name__, "message": str(error) or repr(error)})
         raise SystemExit(_exit_code(error)) from error
     _leave(spec_path, {"result": dataclasses.asdict(result)})
 

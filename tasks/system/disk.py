@@ -89,6 +89,16 @@ def _is_full_volume(error: BaseException | None) -> bool:
     return False
 
 
+def full_disk(error: OSError, path: Path) -> NotEnoughDisk | None:
+    """What the system's "no space left" while writing below ``path`` means to a user; None for other errors."""
+    if not _is_full_volume(error):
+        return None
+    return NotEnoughDisk(
+        f"the volume filled up while {error.filename or path} was written: {readable_bytes(free_bytes(path))} are "
+        f"free ({error.strerror}). What was finished before is kept; make room and start again, it goes on from there."
+    )
+
+
 def require_writable(folder: Path) -> None:
     """Make the folder and try to write in it.
 
@@ -103,7 +113,7 @@ def require_writable(folder: Path) -> None:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        if error.errno == 28:
+        if error.errno == errno.ENOSPC:
             raise NotEnoughDisk(
                 f"the data root {folder} is on a full volume ({readable_bytes(free_bytes(folder))} free). "
                 "Free some space or choose another data root (--data-root DIR)."

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.errors import ChildDied, HeroRunError
+from tasks.errors import ChildDied, HeroRunError, PermanentError
 from tasks.recipe import from_json, to_json
-from tasks.system.child import outcome_path, progress_path, read_outcome
+from tasks.system.child import EXIT_PERMANENT, outcome_path, progress_path, read_outcome
 from tasks.system.files import write_atomically
 from tasks.system.processes import Child, Limits, wait_for_exit
 
@@ -99,7 +99,8 @@ def run_in_engine(
     except ChildDied as error:
         raise ChildDied(f"{module}{reports.where()}: {error}") from error
     if not outcome_path(spec_path).exists():
-        raise ChildDied(
+        kind = PermanentError if ended.code == EXIT_PERMANENT else ChildDied
+        raise kind(
             f"{module} ended with exit code {ended.code} and no outcome{reports.where()}. "
             f"Its log {log_path} ends:\n{ended.log_tail}"
         )

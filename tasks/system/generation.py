@@ -11,9 +11,9 @@ from typing import Any
 import httpx2
 import openai
 
-from tasks.errors import HeroRunError, ServerGone, Stopped
-from tasks.system.processes import STOP
+from tasks.errors import HeroRunError
 from tasks.system.prompts import Prompt
+from tasks.system.server_watch import ServerWatch
 from tasks.system.vllm_server import Endpoint
 
 FIRST_BACKOFF_SECONDS = 0.5
@@ -31,6 +31,8 @@ class Sampling:
     in_flight: int
     request_timeout_seconds: float
     request_retries: int
+    token_stall_seconds: float
+    """Longest time for which requests may wait without the server making a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Rejected:
 
 @dataclass
 class Tally:
-    """What happened to the requests of one call, while it runs and afterwards."""
+    """What happened to the requests, while they run and afterwards; it may count over several servers."""
 
     answered: int = 0
     answer_tokens: int = 0
@@ -68,7 +70,7 @@ class Tally:
     """By the client's exception."""
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
-    """From the first request to the last answer so far."""
+    """From the first request to the last answer so far, without the time between servers."""
 
     @property
     def done(self) -> int:
@@ -79,6 +81,10 @@ class Tally:
     def tokens_per_second(self) -> float:
         """Answer tokens a second so far."""
         return self.answer_tokens / self.seconds if self.seconds else 0.0
+
+    def begin(self) -> None:
+        """Requests are about to be sent."""
+        self.started = time.monotonic() - self.seconds
 
     def count(self, outcome: "Answer | Rejected") -> None:
         """Add one outcome."""
@@ -98,22 +104,33 @@ def ask_all(
     endpoint: Endpoint,
     sampling: Sampling,
     on_done: OnDone,
+    tally: Tally | None = None,
 ) -> Tally:
     """Ask every prompt, ``sampling.in_flight`` at a time; ``on_done`` runs on this thread as answers come.
 
+    Args:
+        prompts: What to ask.
+        endpoint: Whom.
+        sampling: How.
+        on_done: Gets every outcome, and the tally that has counted it.
+        tally: Goes on counting; a new one by default.
+
     Raises:
-        ServerGone: One request failed for good with the server's fault; nothing more is sent then.
+        ServerGone: The server has ended, is not healthy, or makes no tokens; nothing more is sent then.
         Stopped: The run is ending.
     """
     try:
-        return asyncio.run(_ask_all(iter(prompts), endpoint, sampling, on_done))
+        return asyncio.run(_ask_all(iter(prompts), endpoint, sampling, on_done, tally or Tally()))
     except* (HeroRunError, OSError) as group:
         # The first failure cancels the other requests, so it is the one that says why.
         raise group.exceptions[0] from None
 
 
-async def _ask_all(queue: Iterator[Prompt], endpoint: Endpoint, sampling: Sampling, on_done: OnDone) -> Tally:
-    tally = Tally()
+async def _ask_all(
+    queue: Iterator[Prompt], endpoint: Endpoint, sampling: Sampling, on_done: OnDone, tally: Tally
+) -> Tally:
+    watch = ServerWatch(endpoint, sampling.token_stall_seconds)
+    tally.begin()
     # The pool is as wide as the fan-out: a smaller one would queue requests here and time them out.
     pool = httpx2.Limits(max_connections=sampling.in_flight, max_keepalive_connections=sampling.in_flight)
     async with openai.AsyncOpenAI(
@@ -126,26 +143,25 @@ async def _ask_all(queue: Iterator[Prompt], endpoint: Endpoint, sampling: Sampli
 
         async def worker() -> None:
             for prompt in queue:
-                outcome = await _ask(client, prompt, endpoint, sampling, tally)
+                outcome = await _ask(client, prompt, endpoint, sampling, tally, watch)
                 tally.count(outcome)
                 on_done(outcome, tally)
 
         async with asyncio.TaskGroup() as group:
             workers = [group.create_task(worker()) for _ in range(sampling.in_flight)]
-            group.create_task(_watch_for_stop(workers))
+            group.create_task(watch.watch(workers))
     return tally
 
 
-async def _watch_for_stop(workers: list[asyncio.Task[None]]) -> None:
-    while not all(task.done() for task in workers):
-        if STOP.is_set():
-            raise Stopped("the run is being stopped; finished answers are in the journal.")
-        await asyncio.sleep(0.2)
-
-
 async def _ask(
-    client: openai.AsyncOpenAI, prompt: Prompt, endpoint: Endpoint, sampling: Sampling, tally: Tally
+    client: openai.AsyncOpenAI,
+    prompt: Prompt,
+    endpoint: Endpoint,
+    sampling: Sampling,
+    tally: Tally,
+    watch: ServerWatch,
 ) -> Answer | Rejected:
+    last = ""
     for attempt in range(sampling.request_retries + 1):
         started = time.monotonic()
         try:
@@ -157,23 +173,24 @@ async def _ask(
                 top_p=sampling.top_p,
                 extra_body={"return_token_ids": True},
             )
+            watch.note_answer()
             return _answer(prompt, reply.model_dump(), time.monotonic() - started)
         except TRANSIENT as error:
             tally.retries[type(error).__name__] += 1
-            last = error
-            await asyncio.sleep(backoff_seconds(attempt))
+            last = f"{type(error).__name__}: {error}"
+            await watch.note_failure(error)
+            await asyncio.sleep(backoff_seconds(attempt, error))
         except openai.APIStatusError as error:
             return Rejected(prompt, f"HTTP {error.status_code}: {error.message}")
-    raise ServerGone(
-        f"prompt {prompt.sample_id} got no answer from {endpoint.base_url} in {sampling.request_retries + 1} tries, "
-        f"the last with {type(last).__name__}: {last}. {tally.answered} prompts were answered before and are kept. "
-        f"Server log: {endpoint.log_path}."
-    ) from last
+    # The server is well, so it is this prompt that it cannot answer; the others must not wait for it.
+    return Rejected(prompt, f"no answer in {sampling.request_retries + 1} tries, the last with {last}")
 
 
-def backoff_seconds(attempt: int) -> float:
-    """Exponential back-off with full jitter."""
-    return random.uniform(0.5, 1.0) * min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**attempt)
+def backoff_seconds(attempt: int, error: openai.APIError) -> float:
+    """Exponential back-off with jitter, or what the server asks for; bounded."""
+    asked = error.response.headers.get("retry-after", "") if isinstance(error, openai.APIStatusError) else ""
+    seconds = float(asked) if asked.isdigit() else FIRST_BACKOFF_SECONDS * 2**attempt * random.uniform(0.5, 1.0)
+    return min(LONGEST_BACKOFF_SECONDS, seconds)
 
 
 def _answer(prompt: Prompt, reply: dict[str, Any], latency_seconds: float) -> Answer:

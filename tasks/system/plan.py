@@ -178,7 +178,7 @@ def check_site(run: Run, serving: bool) -> None:
         check_checkpoint(Path(source.name).expanduser())
     if source.kind == "package-gguf":
         check_package(run.engine_python, source.name.partition("/")[0])
-    if serving:
+    if serving and not run.recipe.server.endpoint:
         take_port(run.recipe.server.host, run.recipe.server.port)
 
 

@@ -124,11 +124,6 @@ class Child:
         _live.pop(self.pid, None)
 
 
-def live_child(pid: int) -> Child | None:
-    """The child with this pid, if this process started it and it has not ended."""
-    return _live.get(pid)
-
-
 @contextmanager
 def all_children_end() -> Iterator[None]:
     """On every way out, tell all work to stop and end every child that was started meanwhile."""

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.errors import BadInput, ChildDied, EngineRejected, PermanentError, TransientError
 from tasks.recipe import Engine, Server, Target
-from tasks.system.processes import Child, live_child, log_tail, raise_if_stopping
+from tasks.system.processes import Child, log_tail, raise_if_stopping
 
 POLL_SECONDS = 0.5
 SERVED_MODEL_NAME = "target"
@@ -41,12 +41,23 @@ PHASES = (
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server that answers: where, under which process, with which log."""
+    """A server that answers: where, as what, with which log."""
 
     base_url: str
     model: str
-    guard_pid: int
     log_path: Path
+    """Of a server that is ours."""
+    is_ours: bool = True
+    """Started by us, and so stopped by us."""
+
+    @property
+    def log_hint(self) -> str:
+        """Where to read on, for messages."""
+        return f"Server log: {self.log_path}." if self.is_ours else "It is not ours: its log is its owner's."
+
+
+_started: dict[str, Child] = {}
+"""Servers that this process has started, by address."""
 
 
 def take_port(host: str, port: int) -> int:
@@ -116,14 +127,15 @@ def start_server(
     log_path.parent.mkdir(parents=True, exist_ok=True)
     log_path.write_bytes(b"")
     child = Child(command, log_path, {**ENGINE_LIMITS, **engine.environment}, server.stop_grace_seconds)
-    endpoint = Endpoint(f"http://{server.host}:{port}", SERVED_MODEL_NAME, child.pid, log_path)
+    endpoint = Endpoint(f"http://{server.host}:{port}", SERVED_MODEL_NAME, log_path)
+    _started[endpoint.base_url] = child
     try:
         _wait_until_listening(endpoint, child, server, on_phase)
         on_phase("answering the first request")
         # The first request after a cold start can take many times as long as later ones.
         ask_once(endpoint, server.load_timeout_seconds)
     except BaseException:
-        child.stop()
+        stop_server(endpoint)
         raise
     on_phase("ready")
     return endpoint
@@ -163,9 +175,7 @@ def current_phase(log_text: str) -> str:
 
 def start_failure(exit_code: int, log_path: Path) -> PermanentError | TransientError:
     """The error for a server that ended before it was ready: vLLM's own cause in one line, then the log's end."""
-    causes = CAUSE_PATTERN.findall(log_tail(log_path, 400, 200_000))
-    causes = [cause for cause in causes if not any(phrase in cause for phrase in NO_CAUSE)]
-    cause = causes[-1] if causes else "no cause in its log"
+    cause = last_cause(log_path)
     message = (
         f"the vLLM server ended with exit code {exit_code} before it was ready: {cause}\n"
         f"Log {log_path} ends:\n{log_tail(log_path)}"
@@ -174,13 +184,24 @@ def start_failure(exit_code: int, log_path: Path) -> PermanentError | TransientE
     return EngineRejected(message) if permanent else ChildDied(message)
 
 
+def last_cause(log_path: Path) -> str:
+    """The last error in a server's log that names a cause."""
+    causes = CAUSE_PATTERN.findall(log_tail(log_path, 400, 200_000))
+    causes = [cause for cause in causes if not any(phrase in cause for phrase in NO_CAUSE)]
+    return causes[-1] if causes else "no cause in its log"
+
+
 def lists_model(endpoint: Endpoint) -> bool:
     """Whether ``/v1/models`` answers with the expected model."""
+    return any(model["id"] == endpoint.model for model in listed_models(endpoint.base_url))
+
+
+def listed_models(base_url: str) -> list[dict[str, Any]]:
+    """What ``/v1/models`` lists; nothing while no server answers."""
     try:
-        listed = json.loads(_get(f"{endpoint.base_url}/v1/models"))
-    except (OSError, ValueError):
-        return False
-    return any(model["id"] == endpoint.model for model in listed["data"])
+        return json.loads(_get(f"{base_url}/v1/models"))["data"]
+    except (OSError, ValueError, KeyError):
+        return []
 
 
 def ask_once(endpoint: Endpoint, timeout_seconds: float) -> None:
@@ -188,6 +209,7 @@ def ask_once(endpoint: Endpoint, timeout_seconds: float) -> None:
 
     Raises:
         EngineRejected: The server answers with an error.
+        ChildDied: It does not answer.
     """
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
     request = urllib.request.Request(
@@ -203,16 +225,51 @@ def ask_once(endpoint: Endpoint, timeout_seconds: float) -> None:
             f"the vLLM server at {endpoint.base_url} lists its model but answers a short request with HTTP "
             f"{error.code}: {error.read().decode(errors='replace')[:500]}. Log: {endpoint.log_path}."
         ) from error
+    except OSError as error:
+        raise ChildDied(
+            f"the vLLM server at {endpoint.base_url} lists its model but does not answer a short request: {error}. "
+            f"Log {endpoint.log_path} ends:\n{log_tail(endpoint.log_path)}"
+        ) from error
 
 
-def stop_server(guard_pid: int) -> bool:
+def is_healthy(endpoint: Endpoint) -> bool:
+    """Whether ``/health`` answers with success, which vLLM's does not once its engine is dead."""
+    try:
+        _get(f"{endpoint.base_url}/health")
+    except OSError:
+        return False
+    return True
+
+
+def is_alive(endpoint: Endpoint) -> bool:
+    """Whether a server of ours still has a process; of somebody else's we only know what it answers."""
+    if not endpoint.is_ours:
+        return True
+    child = child_of(endpoint)
+    return child is not None and child.exit is None
+
+
+def child_of(endpoint: Endpoint) -> Child | None:
+    """The guarded process of a server that this process has started and not yet stopped."""
+    return _started.get(endpoint.base_url)
+
+
+def end_of(endpoint: Endpoint) -> str:
+    """How a server of ours ended, with its own cause if it named one."""
+    child = child_of(endpoint)
+    if child is None or child.exit is None:
+        return "it was not started by this process."
+    return f"exit code {child.exit.code}, {last_cause(endpoint.log_path)}. {endpoint.log_hint}"
+
+
+def stop_server(endpoint: Endpoint) -> bool:
     """Stop a server that this process started; returns once nothing of it is left.
 
     Returns:
         Whether there was one to stop.
     """
-    child = live_child(guard_pid)
-    if child is None:
+    child = _started.pop(endpoint.base_url, None)
+    if child is None or child.exit is not None:
         return False
     child.stop()
     return True

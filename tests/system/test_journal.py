@@ -1,8 +1,13 @@
 """The answer journal keeps every whole line, whatever moment the process died."""
 
+import itertools
+import shutil
+from pathlib import Path
+
 import pytest
 
-from tasks.system.journal import Journal, read_answers
+from tasks.errors import NotEnoughDisk
+from tasks.system.journal import Journal, answered_ids, read_answers
 from tasks.system.responses import Response
 
 
@@ -18,10 +23,20 @@ def response(sample_id: str) -> Response:
     )
 
 
+BLOCK_BYTES = 4096
+
+
+def fill(path: Path, reserve: int) -> None:
+    """Append without end."""
+    with Journal(path, reserve) as journal:
+        for i in itertools.count():
+            journal.append(response(f"{i:04d}" + "x" * 20_000))
+
+
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "answers" / "journal.jsonl"
-    with Journal(path) as journal:
+    with Journal(path, 0) as journal:
         journal.append(response("a"))
         journal.append(response("b"))
     return path
@@ -37,7 +52,7 @@ def test_answers_come_in_the_order_that_is_asked_for(path):
 
 @pytest.mark.fault("killed-in-inference")
 def test_a_sample_is_kept_once(path):
-    with Journal(path) as journal:
+    with Journal(path, 0) as journal:
         journal.append(response("a"))
     assert len(path.read_text().splitlines()) == 2
 
@@ -46,7 +61,7 @@ def test_a_sample_is_kept_once(path):
 @pytest.mark.parametrize("cut_bytes", [1, 5, 40])
 def test_a_torn_last_line_is_dropped_and_the_others_stay(path, cut_bytes):
     path.write_bytes(path.read_bytes()[:-cut_bytes])
-    with Journal(path) as journal:
+    with Journal(path, 0) as journal:
         assert journal.sample_ids == {"a"}
         journal.append(response("c"))
     assert [answer.sample_id for answer in read_answers(path, ["a", "b", "c"])] == ["a", "c"]
@@ -55,5 +70,28 @@ def test_a_torn_last_line_is_dropped_and_the_others_stay(path, cut_bytes):
 @pytest.mark.fault("killed-in-inference")
 def test_a_journal_that_is_one_torn_line_is_empty(tmp_path):
     (tmp_path / "journal.jsonl").write_text('{"sample_id": "a", "spl')
-    with Journal(tmp_path / "journal.jsonl") as journal:
+    with Journal(tmp_path / "journal.jsonl", 0) as journal:
         assert journal.sample_ids == set()
+
+
+@pytest.mark.fault("full-disk-in-every-stage")
+def test_the_reserve_is_left_free_and_what_is_written_is_whole(small_volume):
+    path = small_volume / "journal.jsonl"
+    with pytest.raises(NotEnoughDisk, match=r"the next answer in .*jsonl needs .* kept in reserve, but .* free"):
+        fill(path, reserve=500_000)
+    assert shutil.disk_usage(small_volume).free >= 500_000 - BLOCK_BYTES
+    assert len(answered_ids(path)) == len(path.read_text().splitlines()) > 10
+
+
+@pytest.mark.fault("full-disk-in-every-stage")
+def test_a_volume_that_fills_up_in_mid_line_leaves_whole_lines_and_goes_on_when_there_is_room(small_volume):
+    path = small_volume / "journal.jsonl"
+    (small_volume / "other").write_bytes(b"x" * (shutil.disk_usage(small_volume).free - 200_000))
+    with pytest.raises(NotEnoughDisk, match="journal.jsonl"):
+        fill(path, reserve=0)
+    assert path.read_text().endswith("\n")
+    before = answered_ids(path)
+    (small_volume / "other").unlink()
+    with Journal(path, 0) as journal:
+        journal.append(response("one-more"))
+    assert answered_ids(path) == before | {"one-more"}

@@ -13,7 +13,7 @@ import pytest
 from tasks.errors import ChildDied, Stopped
 from tasks.system import guard
 from tasks.system.orphans import RECORD_SUFFIX, end_orphans
-from tasks.system.processes import STOP, Child, Limits, all_children_end, live_child, wait_for_exit
+from tasks.system.processes import STOP, Child, Limits, all_children_end, wait_for_exit
 
 
 def start(tmp_path: Path, script: str, grace_seconds: float = 1.0) -> Child:
@@ -93,7 +93,7 @@ def test_leaving_the_run_ends_what_it_started(tmp_path):
         child = start(tmp_path, "echo $$; sleep 100")
         (pid,) = pids_in(child.log_path, 1)
         raise RuntimeError
-    assert not is_alive(pid) and live_child(child.pid) is None
+    assert not is_alive(pid) and child.exit is not None
 
 
 def test_leaving_the_run_leaves_earlier_children_alone(tmp_path):

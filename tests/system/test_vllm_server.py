@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import BadInput, ChildDied, EngineRejected
-from tasks.recipe import Engine, Inference, ModelFacts, ModelSource, Server, Target
+from tasks.recipe import Engine, ModelFacts, ModelSource, Server, Target
+from tasks.system import guard
 from tasks.system.answering import answer_prompts, finish_set
-from tasks.system.generation import Answer, Rejected, Sampling, ask_all
-from tasks.system.processes import STOP, guard
+from tasks.system.generation import Answer, Rejected, Sampling, Tally, ask_all
+from tasks.system.journal import Journal
+from tasks.system.processes import STOP
 from tasks.system.prompts import Prompt, PromptSets
+from tasks.system.restarts import Restarts
 from tasks.system.vllm_server import (
+    child_of,
     counters,
     current_phase,
     lists_model,
@@ -26,9 +30,16 @@ from tasks.system.vllm_server import (
 
 ENGINE = Engine(arguments=["--enforce-eager"], environment={"VLLM_CPU_KVCACHE_SPACE": "1"})
 SAMPLING = Sampling(
-    max_new_tokens=24, temperature=0.0, top_p=1.0, in_flight=4, request_timeout_seconds=60, request_retries=0
+    max_new_tokens=24,
+    temperature=0.0,
+    top_p=1.0,
+    in_flight=4,
+    request_timeout_seconds=60,
+    request_retries=0,
+    token_stall_seconds=60,
 )
 WINDOW_TOKENS = 512
+NO_RESTARTS = Restarts(most=0, reopen=lambda endpoint: endpoint, on_death=lambda _: None)
 
 
 def target(folder: Path) -> Target:
@@ -38,6 +49,11 @@ def target(folder: Path) -> Target:
 
 def prompt(number: int, text: str = "") -> Prompt:
     return Prompt(f"id{number}", "test", [{"role": "user", "content": text or f"Name {number + 2} kinds of fruit."}])
+
+
+def answer(sets: PromptSets, served, journal_path: Path) -> Tally:
+    with Journal(journal_path, 0) as journal:
+        return answer_prompts(sets, served, SAMPLING, journal, NO_RESTARTS, lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +67,7 @@ def served(engine_python, target_folder, tmp_path_factory, phases):
     log = tmp_path_factory.mktemp("server") / "server.log"
     endpoint = start_server(engine_python, target_folder, target(target_folder), Server(), ENGINE, log, phases.append)
     yield endpoint
-    stop_server(endpoint.guard_pid)
+    stop_server(endpoint)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +77,7 @@ def answers(served):
     return collected
 
 
+@pytest.mark.fault("slow-first-request")
 @pytest.mark.vllm
 def test_the_phases_of_the_load_are_told(served, phases):
     assert phases[-2:] == ["answering the first request", "ready"] and len(phases) > 2
@@ -82,6 +99,7 @@ def test_the_ids_are_those_of_the_text(served, answers):
     assert [text_of(a.response_token_ids).removesuffix("<|im_end|>") for a in answers] == [a.text for a in answers]
 
 
+@pytest.mark.fault("prompt-over-window")
 @pytest.mark.vllm
 def test_a_prompt_beyond_the_window_is_rejected_with_vllms_reason(served):
     collected = []
@@ -96,9 +114,7 @@ def test_the_finished_set_is_what_datasets_loads(served, tmp_path):
 
     training, validation = [prompt(i) for i in range(3)], [prompt(i) for i in range(3, 5)]
     sets = PromptSets(training=training, validation=validation, evaluation=[], rows_read=5, skipped={})
-    tally = answer_prompts(
-        sets, served, Inference(max_new_tokens=16, in_flight=4), tmp_path / "j.jsonl", lambda _: None
-    )
+    tally = answer(sets, served, tmp_path / "j.jsonl")
     finish_set(sets, tmp_path / "j.jsonl", tmp_path / "set", tally)
     rows = load_dataset("json", data_files=str(tmp_path / "set" / "responses.jsonl"), cache_dir=str(tmp_path))["train"]
     assert rows["split"] == ["validation"] * 2 + ["training"] * 3
@@ -110,9 +126,8 @@ def test_a_second_pass_asks_only_what_is_missing(served, tmp_path):
     def sets(count):
         return PromptSets([prompt(i) for i in range(count)], [], [], rows_read=count, skipped={})
 
-    spec = Inference(max_new_tokens=4, in_flight=4)
-    answer_prompts(sets(3), served, spec, tmp_path / "j.jsonl", lambda _: None)
-    assert answer_prompts(sets(5), served, spec, tmp_path / "j.jsonl", lambda _: None).answered == 2
+    answer(sets(3), served, tmp_path / "j.jsonl")
+    assert answer(sets(5), served, tmp_path / "j.jsonl").answered == 2
 
 
 @pytest.mark.vllm
@@ -124,17 +139,19 @@ def test_counters_are_those_of_the_metrics_page(served):
     assert after - before == sum(len(answer.response_token_ids) for answer in collected)
 
 
+@pytest.mark.fault("sigterm-lost-in-startup")
 @pytest.mark.vllm
 def test_a_stopped_server_leaves_no_process_and_no_listener(engine_python, target_folder, tmp_path):
     endpoint = start_server(
         engine_python, target_folder, target(target_folder), Server(), ENGINE, tmp_path / "log", lambda _: None
     )
-    pids = guard.descendants(endpoint.guard_pid)
-    assert stop_server(endpoint.guard_pid)
+    pids = guard.descendants(child_of(endpoint).pid)
+    assert stop_server(endpoint)
     assert len(pids) >= 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert not lists_model(endpoint)
 
 
+@pytest.mark.fault("rejected-by-vllm")
 @pytest.mark.vllm
 def test_an_unknown_argument_is_vllms_reason_in_one_line(engine_python, target_folder, tmp_path):
     wrong = Engine(arguments=["--no-such-argument"])
@@ -144,6 +161,7 @@ def test_an_unknown_argument_is_vllms_reason_in_one_line(engine_python, target_f
         )
 
 
+@pytest.mark.fault("port-taken")
 def test_a_busy_port_is_told_before_anything_starts():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
