@@ -48,7 +48,7 @@ FILES = {
     "README.md": b"# model",
 }
 TOTAL = len(FILES["config.json"]) + len(WEIGHTS)
-HASTE = Patience(tries=3, first_wait_seconds=0.02, silence_seconds=1.0)
+HASTE = Patience(tries=3, first_wait_seconds=0.02, silence_seconds=2.0)
 NEEDED = ["config.json", "model.safetensors"]
 
 
