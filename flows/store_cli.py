@@ -68,10 +68,9 @@ def _command(commands: Any, name: str, summary: str, description: str) -> argpar
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise argparse.ArgumentTypeError("0 or more")
-    return count
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a number of runs was needed, 0 or more; found {text!r}")
+    return int(text)
 
 
 def data_roots(recipe: str | None, data_root: str | None) -> list[Path]:
@@ -169,7 +168,9 @@ def _verified(stages: list[StageFolder]) -> Iterator[Verified]:
             continue
     with _progress(total_bytes) as on_bytes:
         for stage in stages:
-            yield verify(stage, on_bytes)
+            found = verify(stage, on_bytes)
+            _clear_progress()
+            yield found
 
 
 @contextmanager
@@ -193,13 +194,16 @@ def _progress(total_bytes: int) -> Iterator[OnBytes]:
             print(f"\r\033[Kverifying {share}, {rate / 1e6:,.0f} MB/s, ETA {eta}", end="", file=sys.stderr, flush=True)
 
     yield on_bytes
-    if said[0]:
-        print("\r\033[K", end="", file=sys.stderr)
     seconds = time.monotonic() - started
     print(
         f"{readable_bytes(done)} hashed in {span_text(seconds)}, {done / 1e6 / max(seconds, 1e-3):,.0f} MB/s",
         file=sys.stderr,
     )
+
+
+def _clear_progress() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _clean(parsed: argparse.Namespace) -> int:

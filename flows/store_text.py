@@ -16,7 +16,9 @@ STRAYS_NAMED = 5
 def inventory_text(inventory: Inventory, need: Needs, gone: list[Removal]) -> str:
     """The list of ``hero-run ls``, headed by the data root."""
     rows = [_row(inventory, need, stage) for stage in inventory.stages]
-    rows += [_sum_row(name, found.size_bytes, found.files) for name, found in inventory.sums.items() if found.files]
+    rows += [
+        _sum_row(name, found.size_bytes, found.files) for name, found in inventory.sums.items() if found.size_bytes
+    ]
     if inventory.leftovers:
         size_bytes = sum(left.size_bytes for left in inventory.leftovers)
         rows.append(_sum_row("leftovers", size_bytes, len(inventory.leftovers), "half written; in the sums above"))

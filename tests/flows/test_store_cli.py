@@ -253,6 +253,13 @@ def test_clean_removes_records_of_stages_that_are_gone_and_only_those(called, tm
     }
 
 
+@pytest.mark.parametrize("count", ["-1", "x", "1.5"])
+def test_a_number_of_runs_that_is_none_is_told(capsys, tmp_path, count):
+    with pytest.raises(SystemExit):
+        main(["clean", "--data-root", str(tmp_path), f"--keep-runs={count}"])
+    assert f"a number of runs was needed, 0 or more; found '{count}'" in capsys.readouterr().err
+
+
 def test_clean_leaves_states_alone_unless_asked(called, tmp_path, stages):
     called("clean", "--data-root", tmp_path, "--yes")
     assert stages["states"].manifest() is not None
