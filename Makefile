@@ -68,14 +68,16 @@ test-real: install
 
 # Every process records what its tests showed, and the lines are printed whatever happened to any of them.
 FAULTS := .hero/faults
-FAULT_RECORDS := engine engine-vllm flow flow-vllm
+FAULT_RECORDS := engine flow eagle3-vllm hidden-states-vllm flow-vllm
+shows = -m pytest $(1) -m 'fault and not gpu and $(2)' --fault-record=$(FAULTS)/$(3).jsonl
 
 test-faults: install
 	@rm -rf $(FAULTS)
-	-$(ENGINE)/bin/python -m pytest $(ENGINE_TESTS) -m 'fault and not vllm and not gpu' --fault-record=$(FAULTS)/engine.jsonl
-	-$(ENGINE)/bin/python -m pytest tests/hidden_states -m 'fault and vllm and not gpu' --fault-record=$(FAULTS)/engine-vllm.jsonl
-	-$(FLOW)/bin/python -m pytest $(FLOW_TESTS) -m 'fault and not vllm and not gpu' --fault-record=$(FAULTS)/flow.jsonl
-	-$(FLOW)/bin/python -m pytest $(FLOW_TESTS) -m 'fault and vllm and not gpu' --fault-record=$(FAULTS)/flow-vllm.jsonl
+	-$(ENGINE)/bin/python $(call shows,$(ENGINE_TESTS),not vllm,engine)
+	-$(FLOW)/bin/python $(call shows,$(FLOW_TESTS),not vllm,flow)
+	-$(ENGINE)/bin/python $(call shows,tests/eagle3,vllm,eagle3-vllm)
+	-$(ENGINE)/bin/python $(call shows,tests/hidden_states,vllm,hidden-states-vllm)
+	-$(FLOW)/bin/python $(call shows,$(FLOW_TESTS),vllm,flow-vllm)
 	@$(FLOW)/bin/python -m tests.faults.summary $(FAULT_RECORDS:%=$(FAULTS)/%.jsonl)
 
 lint: install
