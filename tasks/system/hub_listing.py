@@ -106,8 +106,12 @@ def ask_hub(api: HfApi, repository: str, revision: str, timeout_seconds: float) 
     Raises:
         BadInput: The repository holds no checkpoint that is used here.
         httpx2.HTTPError: As ``huggingface_hub`` raises it.
+        ValueError: What came is no listing.
     """
-    info = api.model_info(repository, revision=revision, files_metadata=True, timeout=timeout_seconds)
+    try:
+        info = api.model_info(repository, revision=revision, files_metadata=True, timeout=timeout_seconds)
+    except (KeyError, TypeError) as error:  # of the client's own reading
+        raise ValueError(f"a listing lacks what it must have: {error!r}") from error
     files = _needed(info, repository, revision)
     names = {file.path for file in files}
     if CONFIG_NAME not in names or not any(name.endswith(".safetensors") for name in names):

@@ -523,11 +523,9 @@ def test_a_name_that_no_repository_can_have_is_permanent(folder):
 
 
 @pytest.mark.fault("hub-refuses")
-def test_an_endpoint_that_is_not_a_hub_is_permanent(folder):
-    with (
-        serve(listing=iter([Refuse(200, {"content-type": "text/html"}, b"<html>")])) as hub,
-        pytest.raises(BadInput, match="not the answer of a hub"),
-    ):
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b"[1]"])
+def test_an_endpoint_that_is_not_a_hub_is_permanent(folder, body):
+    with serve(listing=iter([Refuse(200, body=body)])) as hub, pytest.raises(BadInput, match="not the answer of a hub"):
         fetch_here(hub, folder)
 
 
