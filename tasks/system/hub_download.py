@@ -75,7 +75,9 @@ class Download:
             sha256={file.path: file.sha256 for file in self.listing.files if file.sha256},
             fetched_bytes=self.transfer.fetched_bytes,
             faults=dict(self.waits.counts),
-            warnings=[self.away] if self.away else [],
+            warnings=[f"{self.away} {self.folder} holds all of commit {self.listing.commit}, verified, and is used."]
+            if self.away
+            else [],
         )
 
     @property
@@ -124,7 +126,7 @@ class Download:
                     f"{error} {self.folder} has no listing of an earlier download either, so nothing in it can be "
                     "verified. If it holds the checkpoint, name it as a source of kind folder."
                 ) from error
-            self.away = f"{error} The copy of commit {saved.commit} in {self.folder} is used instead."
+            self.away = str(error)
             return saved
         listing = listing.with_verified_of(saved)
         save_listing(listing, self.folder)
@@ -158,7 +160,10 @@ class Download:
     def _refuse_what_cannot_be(self, missing: list[HubFile]) -> None:
         if self.away is not None:
             names = ", ".join(file.path for file in missing[:5])
-            raise _for_lack_of_a_hub(f"{self.away} But {len(missing)} of its files are missing or differ: {names}.")
+            raise _for_lack_of_a_hub(
+                f"{self.away} The earlier download in {self.folder} cannot be used instead: "
+                f"{len(missing)} of its files are missing or differ: {names}."
+            )
         for file in missing:
             if file.size_bytes > LARGEST_FILE_BYTES:
                 raise BadInput(

@@ -99,7 +99,7 @@ class Asked:
 
     def _refusal(self, error: HfHubHTTPError, status: int) -> tuple[str, str]:
         page = f"{self.endpoint}/{self.repository}"
-        token = "save a token that may in the hub access block, or set HF_TOKEN"
+        token = "give the hub access block a token that may read it, or set HF_TOKEN"
         if isinstance(error, GatedRepoError):
             return "the repository is gated", f"Accept its terms at {page}, then {token}."
         if isinstance(error, DisabledRepoError):
