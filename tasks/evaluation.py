@@ -12,7 +12,7 @@ from tasks.system.manifest import write_manifest
 from tasks.system.plan import REPORT_BYTES
 from tasks.system.prompts import load_prompts
 from tasks.system.report import PICTURE_NAME, build_report, markdown_report, table_rows, write_report
-from tasks.system.run import Product, Run, product_of
+from tasks.system.run import Product, Run, product_of, require_content
 from tasks.system.target import target_folder
 from tasks.system.verdict import judge
 
@@ -28,6 +28,7 @@ from tasks.system.verdict import judge
 def evaluation(run: Run, trained: Product) -> Product:
     """Measure three arms on the held-out prompts, judge, and write the report."""
     stage, logger = evaluation_stage(run, trained), get_run_logger()
+    require_content(trained)
     prompts = load_prompts(run.recipe.prompts, prompts_path(run)).evaluation
     folders = (None, trained.folder / "base", trained.folder / "best")
     drafters = dict(zip(ARM_NAMES, folders, strict=True))

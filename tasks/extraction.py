@@ -14,7 +14,7 @@ from tasks.system.engine_child import run_in_engine
 from tasks.system.manifest import Manifest, write_manifest
 from tasks.system.plan import model_facts, states_need_bytes
 from tasks.system.responses import RESPONSES_NAME
-from tasks.system.run import Product, Run, finished, product_of
+from tasks.system.run import Product, Run, finished, product_of, require_content
 from tasks.system.target import target_folder
 
 MODULE = "tasks.hidden_states.extract"
@@ -49,6 +49,7 @@ def captured(run: Run, responses: Product, drafter: Product) -> Manifest | None:
 def extraction(run: Run, responses: Product, drafter: Product) -> Product:
     """Capture what the store lacks, in a child of the engine environment."""
     stage = states_stage(run, responses, drafter)
+    require_content(responses)
     stage.folder.mkdir(parents=True, exist_ok=True)
     recipe = run.recipe
     spec = ExtractionSpec(

@@ -9,6 +9,7 @@ from tasks.errors import ServerGone
 from tasks.policies import note_fault, stage_task
 from tasks.server import reopen_server
 from tasks.stages import answers_journal, prompts_path, responses_stage
+from tasks.system import ledger
 from tasks.system.answering import DATA_CARD_NAME, answer_prompts, finish_set, sampling_of
 from tasks.system.disk import reserve_bytes
 from tasks.system.journal import Journal
@@ -45,7 +46,10 @@ def inference(run: Run, server: Endpoint) -> Product:
     sampling, reserve = sampling_of(recipe.inference, recipe.server), reserve_bytes(run.data_root, recipe.reserve_share)
     with artifacts.progress_artifact("inference") as on_progress, Journal(answers_journal(run), reserve) as journal:
         tally = answer_prompts(prompts, server, sampling, journal, restarts, on_progress)
+    for kind, count in tally.retries.items():
+        ledger.note(run.log_folder, ledger.Fault("inference", f"request: {kind}", kind, "asked again", count))
     facts = finish_set(prompts, answers_journal(run), stage.folder, tally)
     logger.info("answered: %s", facts)
+    files = [RESPONSES_NAME, DATA_CARD_NAME]
     artifacts.markdown("data-card", (stage.folder / DATA_CARD_NAME).read_text(), [], "The answers")
-    return product_of(stage, write_manifest(stage, [RESPONSES_NAME, DATA_CARD_NAME], asdict(facts)))
+    return product_of(stage, write_manifest(stage, files, asdict(facts), bookkeeping=(DATA_CARD_NAME,)))

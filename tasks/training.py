@@ -15,7 +15,7 @@ from tasks.system.engine_child import run_in_engine
 from tasks.system.manifest import write_manifest
 from tasks.system.plan import model_facts, training_need_bytes
 from tasks.system.plots import plot_training
-from tasks.system.run import Product, Run, product_of
+from tasks.system.run import Product, Run, product_of, require_content
 from tasks.system.target import target_folder
 
 MODULE = "tasks.eagle3.train"
@@ -31,6 +31,7 @@ def need_bytes(run: Run, states: Product, drafter: Product) -> int:
 def training(run: Run, states: Product, drafter: Product) -> Product:
     """Train in a child of the engine environment, from its newest checkpoint if there is one."""
     stage = training_stage(run, states, drafter)
+    require_content(drafter)
     stage.folder.mkdir(parents=True, exist_ok=True)
     recipe = run.recipe
     spec = TrainingSpec(
@@ -52,7 +53,9 @@ def training(run: Run, states: Product, drafter: Product) -> Product:
     get_run_logger().info("trained: %s", facts)
     plot_training(stage.folder / CURVE_NAME, stage.folder / CURVE_PICTURE_NAME)
     artifacts.markdown("training-curve", "# Training", [stage.folder / CURVE_PICTURE_NAME], "Loss and acceptance")
-    manifest = write_manifest(stage, [*files, CURVE_PICTURE_NAME], facts)
+    # The curve has rates in it: the same weights, trained again, are the same product.
+    curve = (CURVE_NAME, CURVE_PICTURE_NAME)
+    manifest = write_manifest(stage, [*files, CURVE_PICTURE_NAME], facts, bookkeeping=curve)
     # Not before: without a manifest the next start goes on from them, a finished training included.
     shutil.rmtree(stage.folder / CHECKPOINTS_NAME)
     return product_of(stage, manifest)

@@ -7,7 +7,8 @@ from typing import Any
 
 from tasks.errors import BadProduct
 from tasks.recipe import Recipe
-from tasks.system.manifest import MANIFEST_NAME, Manifest, Stage
+from tasks.system.files import sha256_of
+from tasks.system.manifest import MANIFEST_NAME, Manifest, Stage, read_valid_manifest
 
 USES_FOLDER = "runs"
 """One file a run, one line a stage folder that it used, relative to the data root."""
@@ -53,6 +54,25 @@ def product_of(stage: Stage, manifest: Manifest | None = None) -> Product:
     if manifest is None:
         raise BadProduct(f"{stage.name} is not finished: {stage.folder} has no manifest that matches its files.")
     return Product(folder=stage.folder, content_sha256=manifest.content_sha256, facts=manifest.facts)
+
+
+def require_content(product: Product) -> None:
+    """Compare a product's files with their checksums, before they are read for the first time.
+
+    States are left to their reader, which does it shard by shard.
+
+    Raises:
+        BadProduct: A file differs. It is deleted, so that the next start makes it anew.
+    """
+    manifest = read_valid_manifest(product.folder)
+    for entry in manifest.files if manifest else []:
+        path = product.folder / entry.path
+        if (found := sha256_of(path)) != entry.sha256:
+            path.unlink()
+            raise BadProduct(
+                f"{path} is damaged: sha256 {entry.sha256} was written, {found} was there. It has been deleted; "
+                "start again, and its stage is made anew from what it resumes from."
+            )
 
 
 def finished(run: Run, stage: Stage) -> Manifest | None:
