@@ -1,5 +1,6 @@
 """The evaluation task: the target served without a drafter, with the base and with the trained one."""
 
+import shutil
 from dataclasses import asdict
 
 from prefect.logging import get_run_logger
@@ -33,11 +34,14 @@ def evaluation(run: Run, trained: Product) -> Product:
     folders = (None, trained.folder / "base", trained.folder / "best")
     drafters = dict(zip(ARM_NAMES, folders, strict=True))
     with artifacts.progress_artifact("evaluation") as on_progress:
-        arms = measure_arms(run, target_folder(run), drafters, prompts, logger.info, on_progress)
+        kept_in = stage.folder / "arms"
+        arms = measure_arms(run, target_folder(run), drafters, prompts, kept_in, logger.info, on_progress)
     verdict = judge(arms[1].histograms, arms[2].histograms, run.recipe.evaluation)
     report = build_report(arms, verdict, run.recipe.evaluation, len(prompts), trained.folder / "best")
     files = write_report(stage.folder, report, arms)
     artifacts.table("verdict", table_rows(report), verdict.sentence(run.recipe.evaluation.confidence))
     artifacts.markdown("report", markdown_report(report), [stage.folder / PICTURE_NAME], "The verdict")
     logger.info(report.last_line())
-    return product_of(stage, write_manifest(stage, files, asdict(report)))
+    manifest = write_manifest(stage, files, asdict(report))
+    shutil.rmtree(kept_in)
+    return product_of(stage, manifest)

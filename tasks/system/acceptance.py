@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.recipe import Engine, Evaluation, Inference, Server
+from tasks.recipe import Engine, Evaluation, Inference, Server, from_json, to_json
 from tasks.system.engine_child import OnProgress, Progress
+from tasks.system.files import write_atomically
 from tasks.system.generation import Answer, Rejected, Sampling, Tally, ask_all
 from tasks.system.prompts import Prompt
 from tasks.system.run import Run
@@ -53,16 +54,20 @@ def measure_arms(
     model_folder: Path,
     drafters: Mapping[str, Path | None],
     prompts: list[Prompt],
+    kept_in: Path,
     say: Callable[[str], None],
     on_progress: OnProgress,
 ) -> list[Arm]:
     """Serve the target once for every drafter (None: without one) and ask the same prompts.
+
+    Each arm costs a load of the target, so a measured arm is kept and not measured again.
 
     Args:
         run: The run.
         model_folder: Checkpoint of the target.
         drafters: Name of the arm to the drafter's folder.
         prompts: What is asked.
+        kept_in: Folder where measured arms are kept; made when missing.
         say: Gets a line when a server's phase changes.
         on_progress: Gets the prompts done over all arms.
     """
@@ -73,8 +78,13 @@ def measure_arms(
             done = progress.done + len(arms) * len(prompts)
             on_progress(dataclasses.replace(progress, done=done, total=len(drafters) * len(prompts)))
 
-        say(f"serving {describe_arm(name)}")
-        arms.append(measure_arm(run, name, model_folder, folder, prompts, add_earlier_arms))
+        kept = kept_in / f"{name}.json"
+        if not kept.exists():
+            say(f"serving {describe_arm(name)}")
+            arm = measure_arm(run, name, model_folder, folder, prompts, add_earlier_arms)
+            kept_in.mkdir(parents=True, exist_ok=True)
+            write_atomically(kept, to_json(arm))
+        arms.append(from_json(Arm, kept.read_text()))
     return arms
 
 
