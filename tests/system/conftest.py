@@ -24,7 +24,7 @@ def folder(tmp_path) -> Path:
 
 
 @pytest.fixture
-def small_volume(tmp_path) -> Iterator[Path]:
+def two_megabytes(tmp_path) -> Iterator[Path]:
     """A tmpfs of two megabytes."""
     volume = tmp_path / "volume"
     volume.mkdir()

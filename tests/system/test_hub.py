@@ -173,31 +173,31 @@ def test_right_files_that_somebody_else_fetched_are_kept(folder):
 
 
 @pytest.mark.fault("volume-too-small-for-download")
-def test_a_volume_that_is_too_small_is_refused_before_the_first_byte_with_both_numbers(small_volume):
+def test_a_volume_that_is_too_small_is_refused_before_the_first_byte_with_both_numbers(two_megabytes):
     big = FILES | {"model.safetensors": bytes(3_000_000)}
     with serve(big) as hub:
         with pytest.raises(NotEnoughDisk, match=r"downloading org/drafter needs 3 MB .* has 2.\d+ MB free"):
-            fetch(hub, small_volume / "checkpoint")
+            fetch(hub, two_megabytes / "checkpoint")
         assert hub.ranges == []
 
 
 @pytest.mark.fault("volume-too-small-for-download")
-def test_what_is_there_already_needs_no_room(small_volume):
+def test_what_is_there_already_needs_no_room(two_megabytes):
     big = FILES | {"model.safetensors": bytes(1_200_000)}
     with serve(big, weights=repeat(Cut(200_000), 3)) as hub:
         with pytest.raises(TransferFailed):
-            fetch_here(hub, small_volume / "checkpoint")
-        fetch_here(hub, small_volume / "checkpoint")
-    assert len(weights(small_volume / "checkpoint")) == 1_200_000
+            fetch_here(hub, two_megabytes / "checkpoint")
+        fetch_here(hub, two_megabytes / "checkpoint")
+    assert len(weights(two_megabytes / "checkpoint")) == 1_200_000
 
 
 @pytest.mark.fault("volume-too-small-for-download")
-def test_a_volume_that_fills_up_meanwhile_is_named_and_the_bytes_are_kept(small_volume):
-    folder = small_volume / "checkpoint"
+def test_a_volume_that_fills_up_meanwhile_is_named_and_the_bytes_are_kept(two_megabytes):
+    folder = two_megabytes / "checkpoint"
     with serve(weights=iter([Stall(HALF)])) as hub:
         thread, errors = in_background(hub, folder, Patience(silence_seconds=3))
         wait_for_bytes(folder, HALF)
-        filler = small_volume / "filler"
+        filler = two_megabytes / "filler"
         subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False, capture_output=True)
         thread.join(20)
         assert isinstance(errors[0], NotEnoughDisk)
