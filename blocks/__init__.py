@@ -5,11 +5,13 @@ Nothing needs to be saved: a block that has no document named ``hero-run`` is ta
 
 from typing import TypeVar
 
+import httpx
 from prefect.blocks.core import Block
 
 from blocks.data_volume import DataVolume
 from blocks.hub_access import HubAccess
 from blocks.vllm_engine import VllmEngine
+from tasks.errors import TransientError
 
 DOCUMENT_NAME = "hero-run"
 
@@ -17,11 +19,20 @@ B = TypeVar("B", bound=Block)
 
 
 def saved_or_default(kind: type[B]) -> B:
-    """The block document of this kind that the user saved as ``hero-run``, or the kind's defaults."""
+    """The block document of this kind that the user saved as ``hero-run``, or the kind's defaults.
+
+    Raises:
+        TransientError: The Prefect API is away, and with it the answer to whether there is a document.
+    """
     try:
         return kind.load(DOCUMENT_NAME)  # type: ignore[return-value]
     except ValueError:  # Prefect's word for "no such document"
         return kind()
+    except httpx.TransportError as error:
+        raise TransientError(
+            f"the Prefect API is needed for the block {kind.__name__} named {DOCUMENT_NAME!r}, but it does not answer: "
+            f"{error}. Start it again."
+        ) from error
 
 
 __all__ = ["DOCUMENT_NAME", "DataVolume", "HubAccess", "VllmEngine", "saved_or_default"]

@@ -11,8 +11,11 @@ from typing import Any
 from flows import local_api, store_cli
 from flows.recipes import RECIPES, Overrides, RefreshName, named
 from tasks.errors import HeroRunError, RecipeError
-from tasks.recipe import from_json
+from tasks.recipe import Recipe, from_json
 from tasks.system.report import Report, table_rows, text_table
+
+EXIT_STOPPED = 130
+"""The run was cancelled or told to stop: what shells say of Ctrl-C."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("hero-run: stopped; what is finished stays on disk and is used by the next start.", file=sys.stderr)
-        return 130
+        return EXIT_STOPPED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 _RUN_TEXT = (
     "Run a recipe from where it stands on disk. Uses the Prefect API of PREFECT_API_URL; without one, a local "
     "server is started for the time of the run and stopped afterwards. Exits 0 when the run completes, whatever "
-    "the verdict."
+    "the verdict; 1 when it fails; 130 when it is cancelled or stopped. Started again, it goes on where it was."
 )
 
 
@@ -106,20 +109,39 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.data_root:
         changes["data_root"] = str(Path(parsed.data_root).expanduser().absolute())
     recipe = named(parsed.recipe, changes)  # a typing error is told here, before anything starts
-    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "10")  # rides out an API that is away for half an hour
-    results = Path(recipe.data_root).expanduser().absolute() / "results"
-    os.environ.setdefault("PREFECT_RESULTS_LOCAL_STORAGE_PATH", str(results))
+    _set_prefect(recipe)
     if "PREFECT_API_URL" not in os.environ:
         print(f"Prefect UI while it runs: {local_api.ensure_api(parsed.ui_port)}", flush=True)
         os.environ.update(local_api.settings(parsed.ui_port))
     # Prefect reads its settings when it is imported, so not before they are set.
-    from flows.hero_run import hero_run
+    from flows.run_states import require_api
 
-    product = hero_run(parsed.recipe, Overrides(**changes) if changes else None, parsed.refresh)
+    require_api()
+    from flows.hero_run import hero_run
+    from flows.site import last_faults
+    from flows.state_watch import StoppedFromOutside
+
+    try:
+        product = hero_run(parsed.recipe, Overrides(**changes) if changes else None, parsed.refresh)
+    except StoppedFromOutside as stop:
+        print(f"hero-run: {stop}", file=sys.stderr)
+        return EXIT_STOPPED
+    finally:
+        if (faults := last_faults()) is not None:
+            print(f"\nfaults on the way: {faults}", flush=True)
     report = from_json(Report, json.dumps(product.facts))
     print(f"\n{text_table(table_rows(report))}\n\n{report.verdict.sentence(report.settings['confidence'])}")
     print(f"{report.speed_sentence}\nreport: {product.folder}\n\n{report.last_line()}")
     return 0
+
+
+def _set_prefect(recipe: Recipe) -> None:
+    """Settings of Prefect's clients that a long run needs, where the user has set none."""
+    # A call waits about half an hour for an API that is away, instead of ending the run.
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "10")
+    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "60")
+    results = Path(recipe.data_root).expanduser().absolute() / "results"
+    os.environ.setdefault("PREFECT_RESULTS_LOCAL_STORAGE_PATH", str(results))
 
 
 def _recipes(_parsed: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import sys
 import time
 import urllib.request
@@ -15,6 +16,9 @@ from tasks.system.vllm_server import port_is_free
 HOST = "127.0.0.1"
 DEFAULT_UI_PORT = 4200
 START_TIMEOUT_SECONDS = 120.0
+DATABASE_NAME = "prefect.db"
+ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b")
+"""How Python prints the last line of a traceback."""
 
 
 def settings(port: int) -> dict[str, str]:
@@ -72,6 +76,17 @@ def ensure_api(port: int) -> str:
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while not answers(port):
         if child.exit is not None or time.monotonic() > deadline:
-            raise ChildDied(f"the Prefect server did not start. Its log {log_path} ends:\n{log_tail(log_path)}")
+            raise _did_not_start(log_path)
         time.sleep(0.2)
     return address
+
+
+def _did_not_start(log_path: Path) -> ChildDied:
+    """The error for a server that ended, or hung, before it answered: its own reason first."""
+    reasons = [line for line in log_tail(log_path, 200, 200_000).splitlines() if ERROR_LINE.match(line)]
+    return ChildDied(
+        f"the local Prefect server did not start: {reasons[-1] if reasons else 'no reason in its log'}. "
+        f"It keeps the history of runs, and nothing else, in {log_path.with_name(DATABASE_NAME)}: if that file is "
+        "locked, end who uses it; if it is damaged, move it away. Or name another folder (PREFECT_HOME) or a server "
+        f"of yours (PREFECT_API_URL). Its log {log_path} ends:\n{log_tail(log_path)}"
+    )

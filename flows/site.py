@@ -1,24 +1,34 @@
 """From a recipe's name to a run on this machine: overrides, blocks, one run at a time, no child left behind."""
 
-import fcntl
-import os
+import contextvars
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from uuid import UUID
 
 from prefect import runtime
+from prefect.logging import get_run_logger
 from pydantic import BaseModel
 
 from blocks import DataVolume, VllmEngine, saved_or_default
+from flows.locks import only_run_on, only_run_on_gpus
 from flows.recipes import named
-from tasks.errors import PermanentError
+from flows.run_states import end_killed_run
+from flows.state_watch import StateWatch
+from tasks import artifacts
 from tasks.logs import say_faults_plainly
+from tasks.system import ledger
 from tasks.system.disk import require_writable
+from tasks.system.lock_holder import Holder
+from tasks.system.orphans import end_orphans
 from tasks.system.processes import all_children_end
 from tasks.system.run import Run
 
-LOCK_NAME = "run.lock"
+PUBLISH_SECONDS = 15.0
+
+_last_faults: str | None = None
 
 
 def run_name() -> str:
@@ -30,12 +40,13 @@ def run_name() -> str:
 def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[str]) -> Iterator[Run]:
     """Everything that a run's tasks need, for as long as the run lasts.
 
-    On every way out all work is told to stop and every child process is ended.
+    On every way out all work is told to stop, every child process is ended, and the faults on the way are told.
 
     Raises:
         RecipeError: The recipe or an override is wrong.
         BadInput: The data root cannot be written.
-        PermanentError: Another run is using the data root.
+        PermanentError: Another run is using the data root, or the GPUs.
+        StoppedFromOutside: The run was cancelled, or ended by an automation.
     """
     say_faults_plainly()
     asked = overrides.model_dump(exclude_none=True) if overrides else {}
@@ -45,32 +56,60 @@ def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[st
     recipe = named(recipe_name, {**site, **asked})
     data_root = Path(recipe.data_root).expanduser().absolute()
     require_writable(data_root)
-    python = saved_or_default(VllmEngine).interpreter()
-    with _only_run(data_root), all_children_end():
-        yield Run(
-            recipe=recipe,
-            id=str(runtime.flow_run.id),
-            name=str(runtime.flow_run.name),
-            data_root=data_root,
-            engine_python=python,
-            refresh=tuple(refresh),
-        )
+    run = Run(
+        recipe=recipe,
+        id=str(runtime.flow_run.id),
+        name=str(runtime.flow_run.name),
+        data_root=data_root,
+        engine_python=saved_or_default(VllmEngine).interpreter(),
+        refresh=tuple(refresh),
+    )
+    me, watch = Holder.me(run.id, run.name, data_root), StateWatch(UUID(run.id))
+    with only_run_on(data_root, me) as before, only_run_on_gpus(me), watch.last_word(), _faults_told(run):
+        _clear_up_after(before, run)
+        with all_children_end(), watch.watching():
+            yield run
+
+
+def _clear_up_after(before: Holder | None, run: Run) -> None:
+    """End what a killed run left: its processes, and its state at the API, which nobody else would change."""
+    logger = get_run_logger()
+    for sentence in end_orphans(run.data_root / "logs"):
+        logger.warning(sentence)
+    if before is None or before.flow_run_id == run.id or before.is_alive:
+        return
+    message = f"its process {before.pid} was killed; {run.name} goes on where it was"
+    try:
+        if end_killed_run(UUID(before.flow_run_id), message):
+            logger.warning("%s was still recorded as running, but %s", before.name, message)
+    except Exception as error:  # the record of an old run is no reason to lose this one
+        logger.warning("the state of %s, whose process ended, could not be read or set: %s", before.name, error)
 
 
 @contextmanager
-def _only_run(data_root: Path) -> Iterator[None]:
-    """Hold the lock of a data root; the system drops it when this process ends, however it ends."""
-    path = data_root / LOCK_NAME
-    with path.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise PermanentError(
-                f"another hero run (process {lock.read().strip() or 'unknown'}) is using {data_root}. "
-                "Wait until it has ended, stop it, or choose another data root."
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+def _faults_told(run: Run) -> Iterator[None]:
+    """At the end of a run, say in one line and in a table what went wrong on the way."""
+    global _last_faults
+    _last_faults = "none"
+    try:
         yield
+    finally:
+        faults = ledger.read(run.log_folder)
+        _last_faults = ledger.sentence(faults)
+        get_run_logger().info("faults on the way: %s", _last_faults)
+        if faults:
+            _publish("faults", ledger.table_rows(faults), "Faults on the way")
+
+
+def _publish(key: str, rows: list[dict[str, str]], description: str) -> None:
+    """Publish a table without waiting long for an API that is away: the run is ending, perhaps by Ctrl-C."""
+    context = contextvars.copy_context()
+    arguments = (artifacts.table, key, rows, description)
+    thread = threading.Thread(target=context.run, args=arguments, name=f"{key}-artifact", daemon=True)
+    thread.start()
+    thread.join(PUBLISH_SECONDS)
+
+
+def last_faults() -> str | None:
+    """The faults of the run that this process had last, in one line; None when none got as far as its data root."""
+    return _last_faults
