@@ -82,6 +82,7 @@ class Trainer:
         self._teacher_head_WD = target.lm_head_VD[target_ids_W].to(self._device, compute_dtype)
         self._compute_dtype = compute_dtype
         self.progress = Progress()
+        self._saved_step: int | None = None
 
     def run(self) -> Progress:
         """Train to the end, from the newest checkpoint if there is one.
@@ -225,6 +226,8 @@ class Trainer:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._training.autocast == "bfloat16")
 
     def _save(self) -> None:
+        if self._saved_step == self.progress.step:
+            return
         state: dict[str, Any] = {
             "progress": vars(self.progress),
             "weights": self._drafter.state_dict(),
@@ -233,12 +236,14 @@ class Trainer:
             "device_rng": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
         }
         self._checkpoints.save(self.progress.step, state)
+        self._saved_step = self.progress.step
 
     def _resume(self) -> bool:
         state = self._checkpoints.load_newest()
         if state is None:
             return False
         self.progress = Progress(**state["progress"])
+        self._saved_step = self.progress.step
         self._drafter.load_state_dict(state["weights"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from small_trainings import STEPS, curve, exported_sha256, newest_step, run, start_child, with_training
 
+from tasks.eagle3.checkpoints import Checkpoints
 from tasks.eagle3.trainer import Trainer
 from tasks.errors import Stopped
 from tasks.system.child import EXIT_STOPPED
@@ -98,11 +99,12 @@ def test_ended_before_its_first_checkpoint_it_makes_the_same_base_and_map(spec, 
 
 
 @pytest.mark.fault("resume-is-exact")
-def test_ended_before_its_products_were_listed_it_trains_no_step_again(spec, monkeypatch):
+def test_ended_before_its_products_were_listed_it_trains_and_saves_nothing_again(spec, monkeypatch):
     result = run(spec)
     before, drawn = exported_sha256(spec), curve(spec)
     (spec.out_folder / "best" / "config.json").unlink()
     monkeypatch.setattr(Trainer, "_optimizer_step", interrupted)
+    monkeypatch.setattr(Checkpoints, "save", interrupted)
     assert run(spec) == result and result.steps == STEPS
     assert exported_sha256(spec) == before and curve(spec) == drawn
 
