@@ -8,18 +8,18 @@ import contextlib
 import importlib.metadata
 import io
 import os
+import signal
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
-from tasks.errors import EngineRejected, TransientError
+from tasks.errors import EngineRejected, Stopped, TransientError
 from tasks.hidden_states.spec import ExtractionSpec
 
 # Releases whose V1 runner packs batches as ``packing.parts_of_step`` expects. 0.32 was run, on the CPU; 0.33 is
 # what the GPU extra pins, and has not been run yet: the teacher gate is what would tell.
 KNOWN_VLLM_RELEASES = ("0.32", "0.33")
 
-# How long the engine may take to end by itself; every shard is on disk before.
-_SHUTDOWN_SECONDS = 5.0
 _EXTENSION = "tasks.hidden_states.capture.CaptureExtension"
 
 
@@ -92,20 +92,42 @@ def running_engine(spec: ExtractionSpec) -> Iterator[Any]:
     Raises:
         EngineRejected: An argument or the model was refused.
         TransientError: The engine broke while starting.
+        Stopped: SIGTERM came while it was starting.
     """
+    with _sigterm_raises():
+        llm = _started(spec)
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def _started(spec: ExtractionSpec) -> Any:
     from vllm import LLM
 
     arguments = _parsed(engine_arguments(spec))
     try:
-        llm = LLM.from_engine_args(arguments)
+        return LLM.from_engine_args(arguments)
     except ValueError as error:
         raise EngineRejected(f"vLLM refused the model {spec.target_folder} or an argument: {error}") from error
     except RuntimeError as error:
         raise TransientError(f"vLLM broke while loading {spec.target_folder}: {error} (cause: in the log).") from error
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM interrupt what cannot look whether a stop was asked for: a load takes minutes and saves nothing."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if callable(before):
+            before(number, frame)  # takes note of the stop, should vLLM swallow the exception
+        raise Stopped("the extraction was stopped while vLLM was loading the target.")
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield llm
+        yield
     finally:
-        llm.llm_engine.engine_core.shutdown(timeout=_SHUTDOWN_SECONDS)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parsed(arguments: list[str]) -> Any:

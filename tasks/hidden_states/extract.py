@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tasks import errors
-from tasks.errors import HeroRunError, Stopped, TransientError
+from tasks.errors import BadProduct, HeroRunError, Stopped, TransientError
 from tasks.hidden_states.checks import check_bad_samples, check_teacher
 from tasks.hidden_states.engine import check_engine, prepare_environment, running_engine
 from tasks.hidden_states.index import recover, sort_index
@@ -31,8 +31,8 @@ def extract(spec: ExtractionSpec, reporter: Reporter) -> ExtractionResult:
     """Capture the shards that are not on disk yet.
 
     Raises:
-        BadProduct: The teacher gate or the statistics check failed.
-        NotEnoughDisk: The next shard would not leave the reserve.
+        BadProduct: The teacher gate or the statistics check failed, or no sample is left.
+        NotEnoughDisk: The next shard would not leave the reserve, or the volume filled up.
         Stopped: SIGTERM came; finished shards are kept.
         BadInput: The target's config or the responses cannot be used.
         RecipeError: The layer ids do not fit the target.
@@ -46,6 +46,8 @@ def extract(spec: ExtractionSpec, reporter: Reporter) -> ExtractionResult:
     spec.out_folder.mkdir(parents=True, exist_ok=True)
     work = plan_work(spec, shape, recover(spec.out_folder))
     _say_what_is_left(work)
+    if reporter.stop_requested:
+        raise Stopped("the extraction was stopped before the target was loaded.")
     if work.shards:
         reporter.progress("loading the target", 0, 0, "samples")
         with running_engine(spec) as llm:
@@ -195,11 +197,14 @@ def _raise(failure: tuple[str, str] | None) -> None:
 
 def _result(spec: ExtractionSpec, work: Work) -> ExtractionResult:
     records = sort_index(spec.out_folder)
+    if not records:
+        raise BadProduct(f"{spec.out_folder}: none of the samples has states that can be right: {work.bad}.")
     return ExtractionResult(
         samples=sum(len(record.samples) for record in records),
         tokens=sum(sample.length for record in records for sample in record.samples),
         states_bytes=sum(record.size_bytes for record in records),
         teacher_agreement=check_teacher(work.agrees, spec.out_folder),
+        final_is_normed=records[0].format.final_is_normed,
         shards={record.file: record.sha256 for record in records},
         skipped={**work.skipped, **work.bad},
         kept_shards=work.kept_shards,

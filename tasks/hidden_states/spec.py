@@ -33,6 +33,8 @@ class ExtractionResult:
     states_bytes: int
     teacher_agreement: float
     """Share of samples whose last state, through the lm_head, gives the token that vLLM itself picks."""
+    final_is_normed: bool
+    """The stored last state is the one after the target's final norm."""
     shards: dict[str, str]
     """File name to sha256."""
     skipped: dict[str, str]
