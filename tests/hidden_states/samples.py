@@ -3,13 +3,21 @@
 import dataclasses
 import hashlib
 from pathlib import Path
+from typing import Any
 
+from tasks.errors import HeroRunError
+from tasks.hidden_states.extract import capture
+from tasks.hidden_states.index import recover
+from tasks.hidden_states.plan import Work, plan_work
 from tasks.hidden_states.spec import ExtractionSpec
 from tasks.hidden_states.target import read_target_shape
 from tasks.recipe import Engine, Extraction, ModelFacts, ModelSource, Target
+from tasks.system.child import Reporter
 from tasks.system.responses import RESPONSES_NAME, Response
 
 LAYER_IDS = [2, 15, 27]
+STEP_TOKENS = 256
+"""Of the tests' engine: longer samples arrive in chunks, shorter ones share steps."""
 
 
 def make_responses(target_folder: Path) -> list[Response]:
@@ -54,3 +62,21 @@ def make_spec(target_folder: Path, responses: list[Response], folder: Path, **ex
         extraction=Extraction(engine=engine),
     )
     return dataclasses.replace(spec, extraction=dataclasses.replace(spec.extraction, **extraction))
+
+
+def shortened(responses: list[Response], tokens: int, number: int | None = None) -> list[Response]:
+    """The first samples, all but the answer's first tokens cut off."""
+    return [dataclasses.replace(r, response_token_ids=r.response_token_ids[:tokens]) for r in responses[:number]]
+
+
+def run_capture(llm: Any, spec: ExtractionSpec, folder: Path, reporter: Reporter | None = None) -> Work:
+    """Capture with a running engine what the folder of the spec lacks."""
+    shape = read_target_shape(spec.target_folder)
+    spec.out_folder.mkdir(exist_ok=True)
+    work = plan_work(spec, shape, recover(spec.out_folder))
+    try:
+        capture(llm, spec, shape, work, reporter or Reporter(folder / "progress.jsonl"))
+    except HeroRunError:
+        llm.collective_rpc("capture_finish")
+        raise
+    return work

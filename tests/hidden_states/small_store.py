@@ -11,7 +11,9 @@ import torch
 
 from tasks.hidden_states import index, shards
 from tasks.hidden_states.layout import StoreFormat
+from tasks.hidden_states.reader import StateReader
 from tasks.hidden_states.shards import CapturedSample, ShardWriter
+from tasks.system.files import sha256_of
 
 D, LAYERS = 32, [1, 2, 4]
 STORE = StoreFormat("bf16", LAYERS, D)
@@ -43,6 +45,22 @@ def write(folder: Path, numbers: Iterable[int] = range(SAMPLES), store: StoreFor
     for file, group in missing.items():
         writer.write(file, [make_sample(number) for number in group])
     return list(missing)
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """Its shard files, set-aside ones included."""
+    return sorted(folder.glob("shard-*"))
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """File name of a shard to its sha256."""
+    return {path.name: sha256_of(path) for path in shard_files(folder)}
+
+
+def read_all(folder: Path) -> set[str]:
+    """Read every sample; their ids."""
+    reader = StateReader(folder)
+    return {reader.read(entry).sample_id for entry in reader.samples}
 
 
 def kill_at_call(module: Any, name: str, call: int, after: bool) -> None:

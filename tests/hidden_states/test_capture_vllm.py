@@ -1,14 +1,9 @@
 """Real vLLM on a real small model: captured states against ``transformers``, and faults that must be seen.
 
-One engine for the module. Its steps take 256 tokens, so that longer samples arrive in chunks and
-shorter ones share steps. Only what must be a process of its own, to be killed, starts another.
+One engine for the session (``conftest.engine``).
 """
 
 import dataclasses
-import os
-import signal
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,56 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.errors import BadProduct, HeroRunError, NotEnoughDisk, Stopped
+from tasks.errors import BadProduct, EngineRejected, NotEnoughDisk
 from tasks.hidden_states.checks import check_teacher
-from tasks.hidden_states.engine import check_engine, prepare_environment, running_engine
-from tasks.hidden_states.extract import capture
-from tasks.hidden_states.index import read_index, recover
-from tasks.hidden_states.plan import Work, plan_work
+from tasks.hidden_states.engine import check_engine
 from tasks.hidden_states.reader import StateReader
-from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
-from tasks.hidden_states.target import read_target_shape
-from tasks.recipe import to_json
-from tasks.system import guard
-from tasks.system.child import Reporter, read_outcome
-from tasks.system.files import sha256_of
-from tasks.system.processes import Child, log_tail, wait_for_exit
-from tasks.system.responses import Response
-from tests.hidden_states.samples import LAYER_IDS, make_responses, make_spec
+from tests.hidden_states.samples import LAYER_IDS, STEP_TOKENS, make_spec, run_capture, shortened
 
 pytestmark = pytest.mark.vllm
-
-STEP_TOKENS = 256
-
-
-@pytest.fixture(scope="module")
-def responses(target_folder: Path) -> list[Response]:
-    return make_responses(target_folder)
-
-
-@pytest.fixture(scope="module")
-def engine(target_folder, responses, tmp_path_factory):
-    spec = make_spec(target_folder, responses, tmp_path_factory.mktemp("engine"), max_batched_tokens=STEP_TOKENS)
-    with pytest.MonkeyPatch.context() as patch:
-        # The tests break the worker on purpose, by functions that they send into it.
-        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-        patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-        prepare_environment(spec)
-        check_engine()
-        with running_engine(spec) as llm:
-            yield llm
-
-
-def run_capture(llm: Any, spec: ExtractionSpec, folder: Path, reporter: Reporter | None = None) -> Work:
-    shape = read_target_shape(spec.target_folder)
-    spec.out_folder.mkdir(exist_ok=True)
-    work = plan_work(spec, shape, recover(spec.out_folder))
-    try:
-        capture(llm, spec, shape, work, reporter or Reporter(folder / "progress.jsonl"))
-    except HeroRunError:
-        llm.collective_rpc("capture_finish")
-        raise
-    return work
 
 
 @pytest.fixture(scope="module")
@@ -195,11 +147,6 @@ def mend() -> Callable[[Any], None]:
     return mend_worker
 
 
-def shortened(responses: list[Response], tokens: int, number: int | None = None) -> list[Response]:
-    """The first samples, all but the answer's first tokens cut off."""
-    return [dataclasses.replace(r, response_token_ids=r.response_token_ids[:tokens]) for r in responses[:number]]
-
-
 @pytest.mark.fault("bad-states")
 @pytest.mark.parametrize(
     ("fault", "message"),
@@ -229,109 +176,8 @@ def test_a_full_volume_is_reported_by_name(engine, target_folder, responses, tmp
     assert not list(spec.out_folder.glob("shard-*"))
 
 
-def checksums(folder: Path) -> dict[str, str]:
-    return {path.name: sha256_of(path) for path in folder.glob("shard-*")}
-
-
-def small_spec(target_folder: Path, responses: list[Response], folder: Path) -> ExtractionSpec:
-    """Twelve short samples in four shards."""
-    folder.mkdir(exist_ok=True)
-    short = [r for n in range(4) for r in shortened(responses[3 * n : 3 * n + 3], 6 + 9 * n)]
-    return make_spec(target_folder, short, folder, max_batched_tokens=STEP_TOKENS, shard_bytes=700_000)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(engine, target_folder, responses, tmp_path_factory):
-    """Checksums of the small set's shards."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    spec = small_spec(target_folder, responses, folder)
-    assert run_capture(engine, spec, folder).made_shards >= 3
-    return checksums(spec.out_folder)
-
-
-@pytest.fixture
-def copied(uninterrupted, engine, target_folder, responses, tmp_path):
-    """The small set, captured once more, so that a test may break it."""
-    spec = small_spec(target_folder, responses, tmp_path)
-    run_capture(engine, spec, tmp_path)
-    assert checksums(spec.out_folder) == uninterrupted
-    return spec
-
-
-@pytest.mark.fault("bad-shard")
-def test_a_deleted_and_a_corrupt_shard_are_made_again_alone_with_the_same_bytes(
-    engine, copied, uninterrupted, tmp_path
-):
-    first, second, *_ = sorted(copied.out_folder.glob("shard-*"))
-    first.unlink()
-    os.truncate(second, 1000)
-    work = run_capture(engine, copied, tmp_path)
-    assert work.lost.keys() == {first.name, second.name}
-    assert (work.made_shards, work.kept_shards) == (2, len(uninterrupted) - 2)
-    assert checksums(copied.out_folder) == uninterrupted
-
-
-class StoppedReporter(Reporter):
-    """Asks for a stop after some looks at it, as SIGTERM does."""
-
-    looks = 0
-
-    @property
-    def stop_requested(self) -> bool:
-        self.looks += 1
-        return self.looks > 3
-
-    @stop_requested.setter
-    def stop_requested(self, value: bool) -> None:
-        pass
-
-
-@pytest.mark.fault("killed-while-writing-a-shard")
-def test_a_stop_in_the_middle_loses_one_shard_and_changes_no_byte(
-    engine, target_folder, responses, uninterrupted, tmp_path
-):
-    spec = small_spec(target_folder, responses, tmp_path)
-    with pytest.raises(Stopped, match=r"with \d of \d shards to go; the others are on disk"):
-        run_capture(engine, spec, tmp_path, StoppedReporter(tmp_path / "progress.jsonl"))
-    assert 0 < len(checksums(spec.out_folder)) < len(uninterrupted)
-    run_capture(engine, spec, tmp_path)
-    assert checksums(spec.out_folder) == uninterrupted
-
-
-def start_child(spec: ExtractionSpec, folder: Path) -> Child:
-    (folder / "extract.json").write_text(to_json(spec))
-    command = [sys.executable, "-m", "tasks.hidden_states.extract", str(folder / "extract.json")]
-    return Child(command, folder / "extract.log", spec.extraction.engine.environment, grace_seconds=60.0)
-
-
-def wait_for_shards(child: Child, spec: ExtractionSpec, number: int) -> None:
-    deadline = time.monotonic() + 300
-    while len(read_index(spec.out_folder)) < number:
-        assert child.exit is None, child.exit
-        assert time.monotonic() < deadline, log_tail(child.log_path)
-        time.sleep(0.02)
-
-
-@pytest.mark.fault("killed-while-writing-a-shard")
-def test_a_killed_and_a_stopped_child_lose_nothing_and_change_no_byte(
-    target_folder, responses, uninterrupted, tmp_path
-):
-    spec = small_spec(target_folder, responses, tmp_path)
-    child = start_child(spec, tmp_path)
-    wait_for_shards(child, spec, 1)
-    for pid in guard.descendants(child.pid):
-        os.kill(pid, signal.SIGKILL)
-    child.stop()
-    assert len(read_index(spec.out_folder)) < len(uninterrupted)
-    child = start_child(spec, tmp_path)
-    wait_for_shards(child, spec, len(uninterrupted) - 1)
-    child.stop()  # SIGTERM; it may have been finished already
-    child = start_child(spec, tmp_path)
-    assert child_result(child, spec).kept_shards >= len(uninterrupted) - 1
-    assert checksums(spec.out_folder) == uninterrupted
-
-
-def child_result(child: Child, spec: ExtractionSpec) -> ExtractionResult:
-    ended = wait_for_exit(child, 300.0, lambda: False)
-    assert ended.code == 0, ended.log_tail
-    return ExtractionResult(**read_outcome(child.log_path.with_name("extract.json")))
+@pytest.mark.fault("unknown-model-runner")
+def test_model_runner_v2_is_refused_before_the_model_is_loaded(engine, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(EngineRejected, match="know vLLM's V1 model runner; VLLM_USE_V2_MODEL_RUNNER must be 0"):
+        check_engine()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import BadInput, EngineRejected, RecipeError
+from tasks.errors import BadInput, EngineRejected, RecipeError, Stopped
 from tasks.hidden_states import engine
 from tasks.hidden_states.engine import engine_arguments
 from tasks.hidden_states.extract import extract
@@ -156,6 +156,14 @@ def run(target, monkeypatch):
 def test_an_unknown_vllm_is_refused_before_the_model_is_loaded(run, monkeypatch):
     monkeypatch.setattr(engine, "installed_release", lambda: "0.99")
     with pytest.raises(EngineRejected, match=r"know vLLM 0.32, 0.33; release 0.99 is installed. Install a known one"):
+        run()
+
+
+def test_a_stop_before_the_load_is_heeded(run, monkeypatch):
+    monkeypatch.setattr(
+        Reporter, "stop_requested", property(lambda self: True, lambda self, value: None), raising=False
+    )
+    with pytest.raises(Stopped, match="before the target was loaded"):
         run()
 
 
