@@ -4,7 +4,7 @@ With ``--fault-record FILE`` a test process writes JSON lines, in this order and
 
 - ``{"process", "began"}`` at the start;
 - ``{"planned": [{"test", "faults"}, ...]}`` when the tests are collected;
-- ``{"test", "faults", "outcome", "happened"}`` for each test that ended;
+- ``{"test", "faults", "outcome", "happened", "said"}`` for each test that ended; ``said`` when it told itself;
 - ``{"process", "exit", "seconds"}`` at the end, so that a process that died is told from one that did not.
 """
 
@@ -85,7 +85,8 @@ class Recorder:
             outcome, reason = self._ended.get(item.nodeid, ("passed", ""))
             sentence = sentence_of(item)
             what = {"passed": sentence, "skipped": reason, "failed": f"{sentence}: {reason}"}[outcome]
-            self._write({"test": item.nodeid, "faults": faults, "outcome": outcome, "happened": what})
+            record = {"test": item.nodeid, "faults": faults, "outcome": outcome, "happened": what}
+            self._write({**record, "said": HAPPENED in item.stash})
         return report  # type: ignore[return-value]
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:

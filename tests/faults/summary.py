@@ -21,6 +21,8 @@ NOT_ENDED = "the test process ended in the middle of it"
 class Shown:
     """What the tests of one fault showed."""
 
+    said: list[str] = field(default_factory=list)
+    """What passing tests told themselves: shown before the names of the others."""
     passed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -28,15 +30,15 @@ class Shown:
     @property
     def passes(self) -> bool:
         """Whether the fault was survived."""
-        return bool(self.passed) and not self.failed
+        return bool(self.said or self.passed) and not self.failed
 
     def words(self) -> str:
         """What happened, in words."""
         if self.failed:
             return joined(self.failed)
-        if not self.passed:
+        if not self.passes:
             return "skipped: " + joined(self.skipped)
-        return joined(self.passed) + (f" (skipped: {joined(self.skipped)})" if self.skipped else "")
+        return joined(self.said + self.passed) + (f" (skipped: {joined(self.skipped)})" if self.skipped else "")
 
 
 @dataclass
@@ -74,7 +76,8 @@ def read_record(path: Path, faults: dict[str, Shown]) -> Process:
             planned.pop(record["test"], None)
             process.tests += 1
             for name in record["faults"]:
-                getattr(faults.setdefault(name, Shown()), record["outcome"]).append(record["happened"])
+                kind = "said" if record["said"] and record["outcome"] == "passed" else record["outcome"]
+                getattr(faults.setdefault(name, Shown()), kind).append(record["happened"])
         elif "exit" in record:
             process.exit, process.seconds = record["exit"], record["seconds"]
     for test, names in planned.items():

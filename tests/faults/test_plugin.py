@@ -67,6 +67,13 @@ def test_resume(happened): happened("killed in step 7, same sha256 1a2b")
     assert fault_lines(lines) == ["fault: resume-is-exact pass killed in step 7, same sha256 1a2b"]
 
 
+def test_what_tests_told_comes_before_names_when_there_are_many(showing):
+    named = "".join(PASSING.replace("a_taken_port_is_named", f"name_{i}") for i in range(4))
+    told = PASSING.replace("a_taken_port_is_named()", "last(happened)").replace("pass", "happened('port 8000 refused')")
+    _, lines, _ = showing(named + told)
+    assert fault_lines(lines) == ["fault: port-taken pass port 8000 refused; name 0; name 1; name 2; and 1 more"]
+
+
 def test_parameters_are_counted_and_not_repeated(showing):
     source = """
 @pytest.mark.fault("bad-rows")
