@@ -3,7 +3,8 @@
 The plan is a pure function of the usable samples and the shard size, made before anything is captured:
 longest first, ties by id, a shard closed where the next sample would not fit. A shard's name is the digest of
 the ids planned for it, so a shard that was lost is made again under its name, with the same samples asked
-together. Interrupted or not, the shards are the same; on the CPU, byte by byte.
+together. Interrupted or not, the shards are the same; on the CPU, and with the same tokens and sequences a step,
+byte by byte.
 
 With another shard size than before, the shards that are there are kept and the samples in none of them are
 planned anew. Torch-free.
