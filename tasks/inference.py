@@ -10,7 +10,7 @@ from tasks.policies import note_fault, stage_task
 from tasks.server import reopen_server
 from tasks.stages import answers_journal, prompts_path, responses_stage
 from tasks.system import ledger
-from tasks.system.answering import DATA_CARD_NAME, answer_prompts, finish_set, sampling_of
+from tasks.system.answering import DATA_CARD_NAME, answer_prompts, finish_set
 from tasks.system.disk import reserve_bytes
 from tasks.system.journal import Journal
 from tasks.system.manifest import Stage, write_manifest
@@ -43,9 +43,9 @@ def inference(run: Run, server: Endpoint) -> Product:
         logger.warning("%s What is missing is asked again.", error)
 
     restarts = Restarts(most=recipe.server.restarts, reopen=lambda gone: reopen_server(run, gone), on_death=on_death)
-    sampling, reserve = sampling_of(recipe.inference, recipe.server), reserve_bytes(run.data_root, recipe.reserve_share)
+    reserve = reserve_bytes(run.data_root, recipe.reserve_share)
     with artifacts.progress_artifact("inference") as on_progress, Journal(answers_journal(run), reserve) as journal:
-        tally = answer_prompts(prompts, server, sampling, journal, restarts, on_progress)
+        tally = answer_prompts(prompts, server, recipe.inference, recipe.server, journal, restarts, on_progress)
     for kind, count in tally.retries.items():
         ledger.note(run.log_folder, ledger.Fault("inference", f"request: {kind}", kind, "asked again", count))
     facts = finish_set(prompts, answers_journal(run), stage.folder, tally)

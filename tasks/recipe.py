@@ -155,6 +155,10 @@ class Inference:
     in_flight: int = runtime("requests asked at once", 200, ge=1)
     request_timeout_seconds: float = runtime("longest wait for one answer", 3600.0, gt=0)
     request_retries: int = runtime("tries after the first, for timeouts, 429, 5xx and lost connections", 3, ge=0)
+    most_truncated_share: float = runtime(
+        "larger shares of answers cut at max_new_tokens stop the run", 0.5, ge=0, le=1
+    )
+    most_looping_share: float = runtime("larger shares of answers that repeat themselves stop the run", 0.1, ge=0, le=1)
     expected_answer_tokens: int = runtime("mean answer length that the disk plan assumes", 2986, ge=1)
     expected_prompt_tokens: int = runtime("mean prompt length that the disk plan assumes", 782, ge=1)
 

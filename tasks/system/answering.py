@@ -15,6 +15,7 @@ from tasks.system.files import write_atomically
 from tasks.system.generation import Answer, Rejected, Sampling, Tally, ask_all
 from tasks.system.journal import Journal, read_answers
 from tasks.system.prompts import Prompt, PromptSets
+from tasks.system.quality import Quality
 from tasks.system.responses import RESPONSES_NAME, Response
 from tasks.system.restarts import Restarts, keep_asking
 from tasks.system.vllm_server import Endpoint
@@ -33,6 +34,10 @@ class AnswerFacts:
     answer_tokens: int
     mean_answer_tokens: float
     truncated_share: float
+    looping_share: float
+    """Answers whose end repeats itself."""
+    thinking_only_share: float
+    """Answers whose whole budget went into thinking; kept, since their tokens teach as well as others."""
     rejected: dict[str, int]
     retries: dict[str, int]
     tokens_per_second: float
@@ -59,7 +64,8 @@ def unanswered(prompts: PromptSets, answered_ids: Container[str]) -> list[Prompt
 def answer_prompts(
     prompts: PromptSets,
     endpoint: Endpoint,
-    sampling: Sampling,
+    spec: Inference,
+    server: Server,
     journal: Journal,
     restarts: Restarts,
     on_progress: OnProgress,
@@ -68,29 +74,40 @@ def answer_prompts(
 
     Raises:
         GaveUp: The server died too often; what was answered is in the journal.
+        BadProduct: Too many answers are cut or looping; likewise.
         NotEnoughDisk: The volume is about to be full; likewise.
         Stopped: The run is ending; likewise.
     """
-    tally, refused = Tally(), set[str]()
+    tally, quality, refused = Tally(), Quality(), set[str]()
     missing = unanswered(prompts, journal.sample_ids)
-    total = len(prompts.validation) + len(prompts.training)
-    kept = total - len(missing)
+    wanted = prompts.validation + prompts.training
+    total, kept = len(wanted), len(wanted) - len(missing)
+    for response in read_answers(journal.path, [p.sample_id for p in wanted]):
+        _count(quality, response)
 
     def keep(outcome: Answer | Rejected, tally: Tally) -> None:
         if isinstance(outcome, Answer):
-            journal.append(_response(outcome))
+            response = _response(outcome)
+            journal.append(response)
+            _count(quality, response)
+            quality.require(spec)
         else:
             refused.add(outcome.prompt.sample_id)
         figures = {"tokens_per_second": tally.tokens_per_second}
         on_progress(Progress("answering", kept + tally.done, total, "prompts", figures))
 
-    def ask(server: Endpoint) -> None:
+    def ask(live: Endpoint) -> None:
         left = [p for p in unanswered(prompts, journal.sample_ids) if p.sample_id not in refused]
-        ask_all(left, server, sampling, keep, tally)
+        ask_all(left, live, sampling_of(spec, server), keep, tally)
 
     if missing:
         keep_asking(endpoint, restarts, ask, lambda: tally.answered)
     return tally
+
+
+def _count(quality: Quality, response: Response) -> None:
+    ids, reason = response.response_token_ids, response.finish_reason
+    quality.count(response.sample_id, ids, reason, response.text, response.reasoning)
 
 
 def _response(answer: Answer) -> Response:
@@ -138,13 +155,18 @@ def finish_set(prompts: PromptSets, journal_path: Path, folder: Path, tally: Tal
 def _facts(answered: list[Response], tally: Tally) -> AnswerFacts:
     splits = Counter(response.split for response in answered)
     lengths = [len(response.response_token_ids) for response in answered]
+    quality = Quality()
+    for response in answered:
+        _count(quality, response)
     return AnswerFacts(
         training_samples=splits["training"],
         validation_samples=splits["validation"],
         prompt_tokens=sum(len(response.prompt_token_ids) for response in answered),
         answer_tokens=sum(lengths),
         mean_answer_tokens=statistics.mean(lengths),
-        truncated_share=sum(response.finish_reason == "length" for response in answered) / len(answered),
+        truncated_share=quality.share(quality.truncated),
+        looping_share=quality.share(quality.looping),
+        thinking_only_share=quality.share(quality.thinking_only),
         rejected=dict(tally.rejected),
         retries=dict(tally.retries),
         tokens_per_second=tally.tokens_per_second,
@@ -166,6 +188,8 @@ def data_card(answered: list[Response], facts: AnswerFacts, skipped_rows: dict[s
             f"- samples: {facts.training_samples} for training, {facts.validation_samples} for validation",
             f"- tokens: {facts.prompt_tokens} of prompts, {facts.answer_tokens} of answers "
             f"({facts.mean_answer_tokens:.1f} an answer)",
+            f"- cut at the limit: {facts.truncated_share:.1%}; repeating themselves: {facts.looping_share:.1%}; "
+            f"thinking only: {facts.thinking_only_share:.1%}",
             "- finish reasons: " + ", ".join(f"{reason} {count}" for reason, count in finish.most_common()),
             f"- prompts that the server refused: {facts.rejected or 'none'}; retries: {facts.retries or 'none'}",
             f"- prompt rows skipped: {skipped_rows or 'none'}",

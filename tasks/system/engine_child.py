@@ -55,7 +55,7 @@ class ProgressFile:
     def where(self) -> str:
         """How far the child had come, for messages."""
         last = self._last
-        return f" in phase '{last.phase}', at {last.done:g} of {last.total:g} {last.unit}" if last else ""
+        return f" in phase '{last.phase}', at {last.done:,.0f} of {last.total:,.0f} {last.unit}" if last else ""
 
 
 def run_in_engine(

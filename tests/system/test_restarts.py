@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import GaveUp, ServerGone
+from tasks.recipe import Inference, Server
 from tasks.system import generation
 from tasks.system.answering import answer_prompts
-from tasks.system.generation import Sampling
 from tasks.system.journal import Journal
 from tasks.system.processes import STOP
 from tasks.system.prompts import Prompt, PromptSets
@@ -79,15 +79,7 @@ def test_no_row_is_lost_or_doubled_by_a_restart(tmp_path, monkeypatch):
     STOP.clear()
     training = [Prompt(f"id{i}", "test", [{"role": "user", "content": f"prompt {i}"}]) for i in range(60)]
     sets = PromptSets(training, [], [], rows_read=60, skipped={})
-    sampling = Sampling(
-        max_new_tokens=8,
-        temperature=0.0,
-        top_p=1.0,
-        in_flight=8,
-        request_timeout_seconds=5,
-        request_retries=2,
-        token_stall_seconds=60,
-    )
+    spec = Inference(max_new_tokens=8, in_flight=8, request_timeout_seconds=5, request_retries=2)
     stub = Stub()
     stub.decide = lambda text, before: (200, answer()) if stub.asked.total() <= 20 or stub.healthy else (500, ERROR)
     stub.healthy = False
@@ -98,6 +90,6 @@ def test_no_row_is_lost_or_doubled_by_a_restart(tmp_path, monkeypatch):
 
     with stub_server(stub) as served, Journal(tmp_path / "journal.jsonl", 0) as journal:
         restarts = Restarts(most=3, reopen=reopen, on_death=lambda _: None)
-        tally = answer_prompts(sets, served.endpoint, sampling, journal, restarts, lambda _: None)
+        tally = answer_prompts(sets, served.endpoint, spec, Server(), journal, restarts, lambda _: None)
     lines = (tmp_path / "journal.jsonl").read_text().splitlines()
     assert len(lines) == 60 and len(journal.sample_ids) == 60 and tally.answered == 60

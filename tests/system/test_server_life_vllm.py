@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from tasks.errors import Stopped
-from tasks.recipe import Engine, ModelFacts, ModelSource, Server, Target
+from tasks.recipe import Engine, Inference, ModelFacts, ModelSource, Server, Target
 from tasks.system import guard
-from tasks.system.answering import answer_prompts
+from tasks.system.answering import answer_prompts, sampling_of
 from tasks.system.foreign_server import find_server, take_over
-from tasks.system.generation import Sampling, ask_all
+from tasks.system.generation import ask_all
 from tasks.system.journal import Journal
 from tasks.system.processes import STOP
 from tasks.system.prompts import Prompt, PromptSets
@@ -35,15 +35,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow_fault]
 ENGINE = Engine(
     arguments=["--enforce-eager"], environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
 )
-SAMPLING = Sampling(
-    max_new_tokens=96,
-    temperature=0.0,
-    top_p=1.0,
-    in_flight=8,
-    request_timeout_seconds=120,
-    request_retries=2,
-    token_stall_seconds=10,
-)
+SPEC = Inference(max_new_tokens=96, in_flight=8, request_timeout_seconds=120)
 PROMPTS = [
     Prompt(f"id{i}", "test", [{"role": "user", "content": f"Tell a story about {i + 2} cats."}]) for i in range(48)
 ]
@@ -120,7 +112,7 @@ def test_inference_goes_on_with_a_new_server_and_every_prompt_has_one_answer(
     restarts = Restarts(most=1, reopen=reopen, on_death=lambda error: deaths.append(str(error)))
     sets = PromptSets(PROMPTS, [], [], rows_read=len(PROMPTS), skipped={})
     with Journal(tmp_path / "journal.jsonl", 0) as journal:
-        answer_prompts(sets, served, SAMPLING, journal, restarts, strike)
+        answer_prompts(sets, served, SPEC, Server(token_stall_seconds=10), journal, restarts, strike)
     lines = (tmp_path / "journal.jsonl").read_text().splitlines()
     assert len(deaths) == 1 and len(lines) == len(journal.sample_ids) == len(PROMPTS)
     happened(f"{deaths[0][:90]}...; restarted once, {len(lines)} of {len(PROMPTS)} prompts have one answer each")
@@ -149,7 +141,7 @@ def test_a_loading_server_of_somebody_else_is_awaited_used_and_ended_only_by_tak
         theirs = subprocess.Popen(command, env={**os.environ, **ENGINE.environment}, stdout=log, stderr=log)
     server = Server(endpoint=f"http://127.0.0.1:{port}", endpoint_model="target", load_timeout_seconds=300)
     endpoint = find_server(server, "SmolLM2", 512, lambda _: None)
-    assert ask_all(PROMPTS[:4], endpoint, SAMPLING, lambda *_: None).answered == 4
+    assert ask_all(PROMPTS[:4], endpoint, sampling_of(SPEC, Server()), lambda *_: None).answered == 4
     assert not stop_server(endpoint) and theirs.poll() is None
     ended = take_over(endpoint, 5)
     theirs.wait(10)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import BadInput, ChildDied, EngineRejected
-from tasks.recipe import Engine, ModelFacts, ModelSource, Server, Target
+from tasks.recipe import Engine, Inference, ModelFacts, ModelSource, Server, Target
 from tasks.system import guard
 from tasks.system.answering import answer_prompts, finish_set
 from tasks.system.generation import Answer, Rejected, Sampling, Tally, ask_all
@@ -38,6 +38,7 @@ SAMPLING = Sampling(
     request_retries=0,
     token_stall_seconds=60,
 )
+SPEC = Inference(max_new_tokens=16, in_flight=4)
 WINDOW_TOKENS = 512
 NO_RESTARTS = Restarts(most=0, reopen=lambda endpoint: endpoint, on_death=lambda _: None)
 
@@ -53,7 +54,7 @@ def prompt(number: int, text: str = "") -> Prompt:
 
 def answer(sets: PromptSets, served, journal_path: Path) -> Tally:
     with Journal(journal_path, 0) as journal:
-        return answer_prompts(sets, served, SAMPLING, journal, NO_RESTARTS, lambda _: None)
+        return answer_prompts(sets, served, SPEC, Server(), journal, NO_RESTARTS, lambda _: None)
 
 
 @pytest.fixture(scope="module")
