@@ -1,21 +1,24 @@
 """A local Prefect server (SQLite) for people who have none running."""
 
 import atexit
+import contextlib
 import os
 import re
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from tasks.errors import BadInput, ChildDied
+from tasks.errors import BadInput, ChildDied, HeroRunError
 from tasks.system.processes import Child, log_tail
 from tasks.system.vllm_server import port_is_free
 
 HOST = "127.0.0.1"
 DEFAULT_UI_PORT = 4200
 START_TIMEOUT_SECONDS = 120.0
+LOOK_SECONDS = 5.0
 DATABASE_NAME = "prefect.db"
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b")
 """How Python prints the last line of a traceback."""
@@ -53,6 +56,9 @@ def answers(port: int) -> bool:
 def ensure_api(port: int) -> str:
     """A Prefect API on this port until this process ends; one that is already running is used and left alone.
 
+    It is kept there: a server that dies in mid-run, or that another run started and stopped at its own end, is
+    started again on the same database.
+
     Returns:
         The UI's address.
 
@@ -60,25 +66,54 @@ def ensure_api(port: int) -> str:
         BadInput: Something else listens on the port.
         ChildDied: The server did not start.
     """
-    address = f"http://{HOST}:{port}"
-    if answers(port):
-        return address
-    if not port_is_free(HOST, port):
-        raise BadInput(
-            f"Prefect's UI needs port {port}, but something that is not a Prefect server listens there. "
-            "Stop it, choose another port (--ui-port N), or point PREFECT_API_URL at a server of yours."
-        )
-    log_path = home(os.environ) / "server.log"
-    child = Child(command(port), log_path, settings(port), grace_seconds=5)
+    keeper = _Keeper(port)
+    if not answers(port):
+        if not port_is_free(HOST, port):
+            raise BadInput(
+                f"Prefect's UI needs port {port}, but something that is not a Prefect server listens there. "
+                "Stop it, choose another port (--ui-port N), or point PREFECT_API_URL at a server of yours."
+            )
+        keeper.serve()
     # Prefect's clients send their last logs and events when the interpreter's threads end, which is before
     # these callbacks: a server stopped any earlier would leave them retrying for minutes.
-    atexit.register(child.stop)
-    deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    while not answers(port):
-        if child.exit is not None or time.monotonic() > deadline:
-            raise _did_not_start(log_path)
-        time.sleep(0.2)
-    return address
+    atexit.register(keeper.stop)
+    threading.Thread(target=keeper.keep, name="local-api", daemon=True).start()
+    return f"http://{HOST}:{port}"
+
+
+class _Keeper:
+    """Serves the API, and does it again when nothing answers there any more."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._child: Child | None = None
+        self._log_path = home(os.environ) / "server.log"
+        self._stopping = threading.Event()
+
+    def serve(self) -> None:
+        """Start a server and wait until it answers."""
+        self._child = child = Child(command(self._port), self._log_path, settings(self._port), grace_seconds=5)
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while not answers(self._port):
+            if child.exit is not None or time.monotonic() > deadline:
+                child.stop()
+                raise _did_not_start(self._log_path)
+            time.sleep(0.2)
+
+    def keep(self) -> None:
+        """Look every few seconds whether there is a server, until this process ends."""
+        while not self._stopping.wait(LOOK_SECONDS):
+            gone = self._child is None or self._child.exit is not None
+            if gone and not answers(self._port) and port_is_free(HOST, self._port):
+                # It fails when another run was faster: then there is a server, which is all that is wanted.
+                with contextlib.suppress(HeroRunError):
+                    self.serve()
+
+    def stop(self) -> None:
+        """End our server, if there is one."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.stop()
 
 
 def _did_not_start(log_path: Path) -> ChildDied:

@@ -111,12 +111,19 @@ class PrefectServer:
 
 
 class HeroRun:
-    """One `hero-run run` with the tiny flow, as a process."""
+    """One `hero-run run` as a process: with the tiny flow, or with the real one."""
 
-    def __init__(self, data_root: Path, environment: dict[str, str], stage_seconds: float, *arguments: str) -> None:
+    def __init__(
+        self,
+        data_root: Path,
+        environment: dict[str, str],
+        stage_seconds: float = 0.0,
+        *arguments: str,
+        module: str = "tests.flows.tiny_hero_run",
+    ) -> None:
         data_root.parent.mkdir(parents=True, exist_ok=True)
         self.data_root, self.output = data_root, data_root.with_name(f"{data_root.name}-{time.monotonic_ns()}.txt")
-        command = [sys.executable, "-m", "tests.flows.tiny_hero_run", "run", "smollm2-cpu"]
+        command = [sys.executable, "-m", module, "run", "smollm2-cpu"]
         command += ["--data-root", str(data_root), *arguments]
         environment = {**environment, "TINY_STAGE_SECONDS": str(stage_seconds), "PYTHONPATH": str(PROJECT)}
         with self.output.open("wb") as out:

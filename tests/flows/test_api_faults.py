@@ -1,6 +1,8 @@
 """The Prefect API: away in mid-run, down or broken at the start; and what the run says at its end."""
 
+import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.system import guard
 from tests.conftest import PROJECT
 from tests.flows.live import HeroRun, PrefectServer, free_port, wait_until
 
@@ -135,3 +138,26 @@ def test_an_api_that_is_away_in_the_middle_of_a_stage_sees_its_progress_afterwar
 
     wait_until(lambda: progress() > 30, "progress that was made while the API was away")
     assert hero.process.poll() is None, hero.said()
+
+
+@pytest.mark.slow_fault
+@pytest.mark.fault("api-away")
+def test_a_local_server_that_is_killed_in_mid_run_is_started_again(tmp_path):
+    own = PrefectServer(tmp_path)
+    del own.environment["PREFECT_API_URL"]
+    hero = HeroRun(tmp_path / "data", own.environment, 15, "--ui-port", str(own.port))
+    try:
+        hero.wait_for("inference")
+        served = [pid for pid in guard.descendants(hero.process.pid) if is_server(pid)]
+        assert served
+        for pid in served:
+            os.kill(pid, signal.SIGKILL)
+        assert hero.ended() == 0, hero.said()
+    finally:
+        hero.process.kill()
+        hero.process.wait()
+
+
+def is_server(pid: int) -> bool:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return b"uvicorn" in words or words[1:5] == [b"-m", b"prefect", b"server", b"start"]
