@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow_fault]
 ENGINE = Engine(
     arguments=["--enforce-eager"], environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
 )
-SPEC = Inference(max_new_tokens=96, in_flight=8, request_timeout_seconds=120)
+SPEC = Inference(max_new_tokens=40, in_flight=8, request_timeout_seconds=120)
 PROMPTS = [
     Prompt(f"id{i}", "test", [{"role": "user", "content": f"Tell a story about {i + 2} cats."}]) for i in range(48)
 ]
