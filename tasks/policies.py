@@ -18,6 +18,7 @@ from tasks.system import ledger
 from tasks.system.disk import full_disk, require, reserve_bytes
 from tasks.system.files import write_atomically
 from tasks.system.manifest import Manifest, Stage
+from tasks.system.processes import raise_if_stopping
 from tasks.system.run import Run, finished, note_use, product_of
 
 P = ParamSpec("P")
@@ -60,9 +61,11 @@ def stage_task(
                 return record(place(*args, **kwargs), manifest)
             reserve = reserve_bytes(run.data_root, run.recipe.reserve_share)
             require(run.data_root, need_bytes(*args, **kwargs), reserve, name)
+            raise_if_stopping()  # a pause between two tries cannot be cut short
             try:
                 return body(*args, **kwargs)
             except TransientError as error:
+                raise_if_stopping()  # then the child died because it was told to
                 raise _told(run, name, error) from error
             except OSError as error:
                 if (full := full_disk(error, run.data_root)) is not None:

@@ -15,10 +15,11 @@ from prefect.settings import (
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.recipes import named
-from tasks.errors import BadInput, ChildDied, GaveUp, NotEnoughDisk, ServerGone
+from tasks.errors import BadInput, ChildDied, GaveUp, NotEnoughDisk, ServerGone, Stopped
 from tasks.policies import both, stage_task
 from tasks.system import ledger
 from tasks.system.manifest import place, write_manifest
+from tasks.system.processes import STOP
 from tasks.system.run import USES_FOLDER, Product, Run, product_of
 
 
@@ -50,6 +51,8 @@ class Work:
     failures: tuple[Exception, ...] = ()
     need_bytes: int = 0
     digest_parts: str = "x"
+    stops_first: bool = False
+    """The run is told to stop while the body works."""
 
     def task(self, retries: int = 2):
         def where(run):
@@ -65,6 +68,8 @@ class Work:
         )
         def work(run: Run) -> Product:
             self.bodies += 1
+            if self.stops_first:
+                STOP.set()
             if self.bodies <= len(self.failures):
                 raise self.failures[self.bodies - 1]
             stage = where(run)
@@ -127,6 +132,14 @@ def test_a_permanent_error_is_not_retried(run):
     with pytest.raises(BadInput, match="bad"):
         work.in_a_flow(run)
     assert work.bodies == 1
+
+
+@pytest.mark.fault("cancelled-in-any-stage")
+def test_a_child_that_dies_because_the_run_stops_is_neither_a_fault_nor_tried_again(run):
+    work = Work(failures=(ChildDied("exit code 143"),), stops_first=True)
+    with pytest.raises(Stopped):
+        work.in_a_flow(run)
+    assert work.bodies == 1 and ledger.read(run.log_folder) == []
 
 
 def test_a_bug_is_not_retried(run):
