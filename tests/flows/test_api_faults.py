@@ -86,6 +86,7 @@ def test_an_address_that_is_no_prefect_api_is_told(tmp_path, prefect_server):
     assert "(PREFECT_API_URL) did not answer as one: " in said
 
 
+@pytest.mark.slow_fault
 @pytest.mark.parametrize("fault", ["damaged", "locked"])
 @pytest.mark.fault("api-down-at-start")
 def test_a_database_that_a_local_server_cannot_use_is_told_with_its_reason_and_the_logs_end(tmp_path, fault):

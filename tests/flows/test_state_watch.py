@@ -37,6 +37,7 @@ def test_a_run_without_a_worker_ends_when_it_is_cancelled_and_says_what_it_was_a
     assert hero.left() == [] and "Traceback" not in hero.said()
 
 
+@pytest.mark.slow_fault
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 @pytest.mark.fault("cancelled-in-any-stage")
 def test_a_signal_ends_a_run_and_all_that_it_started(prefect_server, start_run, number):
@@ -50,6 +51,7 @@ def test_a_signal_ends_a_run_and_all_that_it_started(prefect_server, start_run, 
     assert hero.left() == [] and "Traceback" not in hero.said()
 
 
+@pytest.mark.slow_fault
 @pytest.mark.fault("zombie-run")
 def test_a_live_run_that_is_set_to_crashed_by_an_automation_stops_and_stays_so(prefect_server, start_run):
     hero = start_run(prefect_server, LONG)

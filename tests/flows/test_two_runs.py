@@ -54,6 +54,7 @@ def test_a_killed_run_leaves_the_data_free_and_is_set_to_crashed_by_the_next(pre
     assert set(prefect_server.task_states(record["id"]).values()) == {"CRASHED"}
 
 
+@pytest.mark.slow_fault
 @pytest.mark.fault("zombie-run")
 def test_a_run_that_ended_keeps_its_state_when_the_next_one_starts(prefect_server, start_run):
     first = start_run(prefect_server, 0.1)
