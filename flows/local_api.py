@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.errors import BadInput, ChildDied, HeroRunError
+from tasks.system.orphans import end_unguarded
 from tasks.system.processes import Child, log_tail
 from tasks.system.vllm_server import port_is_free
 
@@ -67,6 +68,7 @@ def ensure_api(port: int) -> str:
         ChildDied: The server did not start.
     """
     keeper = _Keeper(port)
+    keeper.end_orphan()
     if not answers(port):
         if not port_is_free(HOST, port):
             raise BadInput(
@@ -89,6 +91,10 @@ class _Keeper:
         self._child: Child | None = None
         self._log_path = home(os.environ) / "server.log"
         self._stopping = threading.Event()
+
+    def end_orphan(self) -> None:
+        """End a server that nobody would ever stop, because its run was killed together with its guard."""
+        end_unguarded(self._log_path)
 
     def serve(self) -> None:
         """Start a server and wait until it answers."""

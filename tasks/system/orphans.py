@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tasks.errors import PermanentError
 from tasks.system import guard
@@ -55,10 +56,7 @@ def end_recorded(record: Path, grace_seconds: float = 10.0) -> list[int]:
     Raises:
         PermanentError: Something is still there after SIGKILL.
     """
-    try:
-        facts = json.loads(record.read_text())
-    except ValueError:  # cut by a crash of the machine, which ended them all
-        facts = {"boot": ""}
+    facts = _facts(record)
     if facts["boot"] != guard.boot_id():
         record.unlink()
         return []
@@ -72,6 +70,25 @@ def end_recorded(record: Path, grace_seconds: float = 10.0) -> list[int]:
     _kill(_with_descendants(left), facts["command"])
     record.unlink(missing_ok=True)
     return sorted(pid for pid, _ in left)
+
+
+def end_unguarded(log_path: Path) -> list[int]:
+    """End what a killed guard left of the command with this log; one whose guard lives is somebody's, and left alone.
+
+    Returns:
+        The processes' ids.
+    """
+    record = log_path.with_name(log_path.name + RECORD_SUFFIX)
+    if not record.exists() or _alive([_facts(record)["guard"]]):
+        return []
+    return end_recorded(record)
+
+
+def _facts(record: Path) -> dict[str, Any]:
+    try:
+        return json.loads(record.read_text())
+    except ValueError:  # cut by a crash of the machine, which ended them all
+        return {"boot": "", "guard": [0, 0], "members": [], "command": [""]}
 
 
 def _kill(left: list[guard.Identity], command: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.errors import ChildDied, Stopped
 from tasks.system import guard
-from tasks.system.orphans import RECORD_SUFFIX, end_orphans
+from tasks.system.orphans import RECORD_SUFFIX, end_orphans, end_unguarded
 from tasks.system.processes import STOP, Child, Limits, all_children_end, wait_for_exit
 
 
@@ -186,6 +186,18 @@ def test_a_record_of_another_boot_ends_nothing(tmp_path):
     assert end_orphans(tmp_path) == [] and other.poll() is None
     other.kill()
     other.wait()
+
+
+def test_what_a_killed_guard_left_is_ended_by_its_log(tmp_path, orphan):
+    assert end_unguarded(tmp_path / "run" / "child.log") and not is_alive(orphan)
+
+
+def test_what_a_living_guard_guards_is_left_alone(tmp_path):
+    child = start(tmp_path, "echo $$; sleep 100")
+    (pid,) = pids_in(child.log_path, 1)
+    wait_until(lambda: recorded(child.log_path, pid))
+    assert end_unguarded(child.log_path) == [] and child.exit is None
+    child.stop()
 
 
 @pytest.mark.fault("engine-orphans")
