@@ -13,9 +13,15 @@ from flows.recipes import RECIPES, Overrides, RefreshName, named
 from tasks.errors import HeroRunError, RecipeError
 from tasks.recipe import Recipe, from_json
 from tasks.system.report import Report, table_rows, text_table
+from tasks.system.run import Product
 
 EXIT_STOPPED = 130
 """The run was cancelled or told to stop: what shells say of Ctrl-C."""
+
+API_STAYED_AWAY = (
+    "the Prefect API stayed away for so long that the run was given up; what is finished stays on disk. "
+    "Start the API, and then the run again"
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -117,22 +123,41 @@ def _run(parsed: argparse.Namespace) -> int:
     from flows.run_states import require_api
 
     require_api()
-    from flows.hero_run import hero_run
-    from flows.site import last_faults
-    from flows.state_watch import StoppedFromOutside
-
-    try:
-        product = hero_run(parsed.recipe, Overrides(**changes) if changes else None, parsed.refresh)
-    except StoppedFromOutside as stop:
-        print(f"hero-run: {stop}", file=sys.stderr)
-        return EXIT_STOPPED
-    finally:
-        if (faults := last_faults()) is not None:
-            print(f"\nfaults on the way: {faults}", flush=True)
+    product = _product_or_exit(parsed.recipe, Overrides(**changes) if changes else None, parsed.refresh)
     report = from_json(Report, json.dumps(product.facts))
     print(f"\n{text_table(table_rows(report))}\n\n{report.verdict.sentence(report.settings['confidence'])}")
     print(f"{report.speed_sentence}\nreport: {product.folder}\n\n{report.last_line()}")
     return 0
+
+
+def _product_or_exit(*arguments: Any) -> Product:
+    """Run the flow and say what went wrong on the way; a run that was ended from outside exits here.
+
+    Raises:
+        HeroRunError: What the run failed with.
+        SystemExit: The run was stopped, or lost the API.
+    """
+    import httpx
+
+    from flows.hero_run import hero_run
+    from flows.site import last_faults
+    from flows.state_watch import StoppedFromOutside
+
+    api_is_away = False
+    try:
+        return hero_run(*arguments)
+    except StoppedFromOutside as stop:
+        message, code, api_is_away = str(stop), EXIT_STOPPED, not stop.told
+    except httpx.TransportError as error:
+        message, code, api_is_away = f"{API_STAYED_AWAY} ({os.environ['PREFECT_API_URL']}: {error})", 1, True
+    finally:
+        if (faults := last_faults()) is not None:
+            print(f"\nfaults on the way: {faults}", flush=True)
+    print(f"hero-run: {message}", file=sys.stderr, flush=True)
+    if api_is_away:
+        # Without Prefect's farewell, which waits for the API once more. What guards our children sees the end.
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _set_prefect(recipe: Recipe) -> None:

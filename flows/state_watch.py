@@ -21,19 +21,21 @@ from flows.run_states import end_run, running_tasks, short_calls
 from tasks.system.processes import STOP
 
 POLL_SECONDS = 5.0
-LAST_WORD_TRIES = 6
+LAST_WORD_TRIES = 3
 GOES_ON = "what is finished stays on disk, and the next start goes on there."
 
 
 class StoppedFromOutside(Abort):
-    """The run was ended by a person, an automation or a signal; its state at the API is set already.
+    """The run was ended by a person, an automation or a signal; its state at the API is set, if that could be told.
 
     Prefect's ``Abort`` is its word for "leave, and leave the state alone".
     """
 
-    def __init__(self, message: str, state: State) -> None:
+    def __init__(self, message: str, state: State, told: bool = True) -> None:
         super().__init__(message)
         self.state = state
+        self.told = told
+        """Whether the API knows; otherwise the next run on the data root tells it."""
 
 
 class StateWatch:
@@ -124,8 +126,8 @@ class StateWatch:
         for _ in range(LAST_WORD_TRIES):
             try:
                 end_run(self._flow_run_id, state)
-                break
+                return StoppedFromOutside(message, state)
             except Exception as error:
                 self._logger.warning("the API could not be told that the run is cancelled: %s", error)
                 time.sleep(POLL_SECONDS)
-        return StoppedFromOutside(message, state)
+        return StoppedFromOutside(message, state, told=False)

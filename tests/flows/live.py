@@ -54,12 +54,14 @@ class PrefectServer:
 
     def kill(self) -> None:
         """SIGKILL, as by the machine's out-of-memory killer."""
-        assert self._process is not None
+        if self._process is None:
+            return
         below = guard.descendants(self._process.pid)
         self._process.kill()
         for pid in below:
             os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        self._process = None
 
     def stay_away(self, seconds: float) -> None:
         assert not self.answers()

@@ -143,6 +143,31 @@ def test_an_api_that_is_away_in_the_middle_of_a_stage_sees_its_progress_afterwar
 
 @pytest.mark.slow_fault
 @pytest.mark.fault("api-away")
+def test_ctrl_c_ends_a_run_also_while_the_api_is_away(own_server, start_run):
+    hero = start_run(own_server, 300)
+    hero.wait_for("server-load")
+    own_server.kill()
+    hero.process.send_signal(signal.SIGINT)
+    # With as many tries as a run has, Prefect's own farewell would take half an hour.
+    assert hero.ended(120) == 130
+    assert "hero-run: stopped by Ctrl-C; what is finished stays on disk" in hero.said() and hero.left() == []
+
+
+@pytest.mark.slow_fault
+@pytest.mark.fault("api-away")
+def test_an_api_that_never_comes_back_ends_the_run_with_one_message(own_server, start_run):
+    hero = start_run(own_server, 8, PREFECT_CLIENT_MAX_RETRIES="2")
+    hero.wait_for("inference")
+    own_server.kill()
+    assert hero.ended() == 1
+    assert hero.said().splitlines()[-1] == (
+        "hero-run: the Prefect API stayed away for so long that the run was given up; what is finished stays on disk. "
+        f"Start the API, and then the run again ({own_server.url}: [Errno 111] Connection refused)"
+    )
+
+
+@pytest.mark.slow_fault
+@pytest.mark.fault("api-away")
 def test_a_local_server_that_is_killed_in_mid_run_is_started_again(tmp_path):
     own = PrefectServer(tmp_path)
     del own.environment["PREFECT_API_URL"]
