@@ -108,13 +108,14 @@ def write_manifest(
 
     Args:
         stage: Where the products are.
-        files: Paths relative to the stage's folder.
+        files: Paths relative to the stage's folder; the manifest itself may be among them and is left out.
         facts: Further plain JSON data for later stages and people.
         checksums: sha256 of files that their writer has already hashed.
         bookkeeping: Those of the files that are not content (an index with times in it).
     """
     known = checksums or {}
-    entries = [_entry(stage.folder, path, known.get(path), path not in bookkeeping) for path in sorted(files)]
+    listed = sorted(set(files) - {MANIFEST_NAME, CONSUMED_NAME})  # of a stage that is made again they are there
+    entries = [_entry(stage.folder, path, known.get(path), path not in bookkeeping) for path in listed]
     manifest = Manifest(stage.name, stage.digest, stage.identity, entries, dict(facts))
     write_atomically(stage.folder / MANIFEST_NAME, json.dumps(asdict(manifest), indent=1))
     (stage.folder / CONSUMED_NAME).unlink(missing_ok=True)

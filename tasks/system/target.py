@@ -15,6 +15,7 @@ from tasks.system.model_folder import check_checkpoint, folder_identity
 from tasks.system.run import Run
 
 VERSION = 1
+LOCK_NAME = ".lock"
 
 Fetch = Callable[[Run, ModelSource, Path], Fetched]
 """Fetches a hub checkpoint into a folder."""
@@ -58,7 +59,7 @@ def ensure_target(run: Run, fetch: Fetch) -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     # Serving and drafter-from-scratch both need it, and run side by side.
-    with _one_at_a_time(folder / ".lock"):
+    with _one_at_a_time(folder / LOCK_NAME):
         if not target_is_ready(run):
             _make(run, folder, fetch)
     return folder
@@ -77,7 +78,8 @@ def _make(run: Run, folder: Path, fetch: Fetch) -> None:
     spec = DequantiseSpec(package=package, file_name=file_name, dtype=run.recipe.target.dtype, out_folder=folder)
     python, module = run.engine_python, "tasks.system.dequantise"
     made = run_in_engine(python, module, spec, DequantiseResult, run.log_folder, lambda _: None, {})
-    write_manifest(stage, made.files, {"source": source.name})
+    # The lock is no product: every start touches it.
+    write_manifest(stage, [name for name in made.files if name != LOCK_NAME], {"source": source.name})
 
 
 @contextmanager
