@@ -143,9 +143,11 @@ def orphan(tmp_path):
     flow = subprocess.Popen([sys.executable, "-c", script])
     (pid,) = pids_in(log, 1)
     wait_until(lambda: recorded(log, pid) and (tmp_path / "guard").exists())
+    guard_pid = int((tmp_path / "guard").read_text())
     flow.kill()
-    os.kill(int((tmp_path / "guard").read_text()), signal.SIGKILL)
+    os.kill(guard_pid, signal.SIGKILL)
     flow.wait()
+    wait_until(lambda: not is_alive(guard_pid))
     yield pid
     if is_alive(pid):
         os.kill(pid, signal.SIGKILL)
