@@ -19,6 +19,7 @@ from flows.run_states import end_killed_run
 from flows.state_watch import StateWatch
 from tasks import artifacts
 from tasks.logs import say_faults_plainly
+from tasks.recipe import Recipe
 from tasks.system import ledger
 from tasks.system.disk import require_writable
 from tasks.system.lock_holder import Holder
@@ -49,11 +50,7 @@ def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[st
         StoppedFromOutside: The run was cancelled, or ended by an automation.
     """
     say_faults_plainly()
-    asked = overrides.model_dump(exclude_none=True) if overrides else {}
-    site = saved_or_default(DataVolume).model_dump(include={"root", "reserve_share"}, exclude_none=True)
-    if "root" in site:
-        site["data_root"] = site.pop("root")
-    recipe = named(recipe_name, {**site, **asked})
+    recipe = _recipe_here(recipe_name, overrides)
     data_root = Path(recipe.data_root).expanduser().absolute()
     require_writable(data_root)
     run = Run(
@@ -69,6 +66,15 @@ def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[st
         _clear_up_after(before, run)
         with all_children_end(), watch.watching():
             yield run
+
+
+def _recipe_here(recipe_name: str, overrides: BaseModel | None) -> Recipe:
+    """The recipe with what this site and this run change in it; the run has the last word."""
+    asked = overrides.model_dump(exclude_none=True) if overrides else {}
+    site = saved_or_default(DataVolume).model_dump(include={"root", "reserve_share"}, exclude_none=True)
+    if "root" in site:
+        site["data_root"] = site.pop("root")
+    return named(recipe_name, {**site, **asked})
 
 
 def _clear_up_after(before: Holder | None, run: Run) -> None:
