@@ -160,7 +160,7 @@ def test_what_was_finished_before_the_stage_stays_finished(cancels, stage):
 
 def test_the_next_start_goes_on_to_the_verdict_and_repeats_nothing(cancels, server, data_root, happened):
     last = start(server, data_root)
-    assert last.ended(600) == 0, last.said()[-5000:]
+    assert last.ended(1200) == 0, last.said()[-5000:]
     assert last.said().splitlines()[-1].startswith("verdict: ")
     for stage in ("inference", "extraction", "training"):
         assert f"Task run '{stage}' - Finished in state Cached" in last.said()
