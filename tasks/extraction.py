@@ -5,6 +5,7 @@ from dataclasses import asdict
 from prefect.logging import get_run_logger
 
 from tasks import artifacts
+from tasks.drafter import fetch_from_hub
 from tasks.hidden_states.index import INDEX_NAME
 from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
 from tasks.policies import stage_task
@@ -15,7 +16,7 @@ from tasks.system.manifest import Manifest, write_manifest
 from tasks.system.plan import model_facts, states_need_bytes
 from tasks.system.responses import RESPONSES_NAME
 from tasks.system.run import Product, Run, finished, product_of, require_content
-from tasks.system.target import target_folder
+from tasks.system.target import ensure_target, target_folder
 
 MODULE = "tasks.hidden_states.extract"
 
@@ -53,7 +54,7 @@ def extraction(run: Run, responses: Product, drafter: Product) -> Product:
     stage.folder.mkdir(parents=True, exist_ok=True)
     recipe = run.recipe
     spec = ExtractionSpec(
-        target_folder=target_folder(run),
+        target_folder=ensure_target(run, fetch_from_hub),
         responses_path=responses.folder / RESPONSES_NAME,
         out_folder=stage.folder,
         layer_ids=drafter.facts["layer_ids"],

@@ -7,6 +7,7 @@ from pathlib import Path
 from prefect.logging import get_run_logger
 
 from tasks import artifacts
+from tasks.drafter import fetch_from_hub
 from tasks.eagle3.spec import CHECKPOINTS_NAME, TrainingResult, TrainingSpec
 from tasks.policies import stage_task
 from tasks.stages import training_stage
@@ -16,7 +17,7 @@ from tasks.system.manifest import write_manifest
 from tasks.system.plan import model_facts, training_need_bytes
 from tasks.system.plots import plot_training
 from tasks.system.run import Product, Run, product_of, require_content
-from tasks.system.target import target_folder
+from tasks.system.target import ensure_target, target_folder
 
 MODULE = "tasks.eagle3.train"
 CURVE_NAME, CURVE_PICTURE_NAME = "curve.csv", "curve.png"
@@ -35,7 +36,7 @@ def training(run: Run, states: Product, drafter: Product) -> Product:
     stage.folder.mkdir(parents=True, exist_ok=True)
     recipe = run.recipe
     spec = TrainingSpec(
-        target_folder=target_folder(run),
+        target_folder=ensure_target(run, fetch_from_hub),
         base_folder=Path(drafter.facts["checkpoint"]),
         states_folder=states.folder,
         out_folder=stage.folder,
