@@ -20,6 +20,7 @@ from tasks.system.engine_child import run_in_engine
 from tasks.system.files import sha256_of
 from tasks.system.manifest import MANIFEST_NAME, read_valid_manifest
 from tasks.system.processes import STOP
+from tasks.system.vllm_server import take_port
 from tests.conftest import PROJECT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow_fault, pytest.mark.fault("kill-anywhere")]
@@ -54,6 +55,7 @@ class NightRun:
 
     def __init__(self, root: Path, seed: int) -> None:
         self.root, self.random = root, random.Random(seed)
+        self.port = take_port("127.0.0.1", 0)
         self.killed: Counter[str] = Counter()
         self.log = root / "flow.log"
 
@@ -63,7 +65,7 @@ class NightRun:
 
     def start(self) -> subprocess.Popen:
         command = [str(PROJECT / ".venv" / "bin" / "hero-run"), "run", "smollm2-cpu", "--data-root", str(self.data)]
-        command += ["--ui-port", "4299"]
+        command += ["--ui-port", str(self.port)]
         command += [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
         environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
         environment["PREFECT_HOME"] = str(self.root / "prefect")

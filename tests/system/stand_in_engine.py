@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -29,6 +30,8 @@ class Handler(BaseHTTPRequestHandler):
 
 steps, then = int(os.environ["STAND_IN_STEPS"]), os.environ["STAND_IN_THEN"]
 print(f"VLLM_ENGINE_READY_TIMEOUT_S={os.environ['VLLM_ENGINE_READY_TIMEOUT_S']}", flush=True)
+model = Path(sys.argv[sys.argv.index("--model") + 1])
+print(f"model files: {sorted(path.name for path in model.glob('[!.]*.*'))}", flush=True)
 for step in range(1, steps + 1):
     time.sleep(float(os.environ["STAND_IN_STEP_SECONDS"]))
     print(f"Loading safetensors checkpoint shards: {step}% Completed | {step}/{steps} [00:01<00:01]", flush=True)

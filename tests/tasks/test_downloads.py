@@ -21,14 +21,16 @@ from prefect.testing.utilities import prefect_test_harness
 from blocks import DOCUMENT_NAME, HubAccess
 from flows.recipes import named
 from tasks.drafter import drafter_download, fetch_from_hub
-from tasks.errors import TransferFailed
-from tasks.recipe import ModelSource
+from tasks.errors import BadInput, TransferFailed
+from tasks.recipe import Engine, ModelSource, Server
+from tasks.server import open_server
 from tasks.system import ledger
 from tasks.system.plan import make_plan
 from tasks.system.processes import STOP
 from tasks.system.run import Product, Run
 from tasks.system.target import ensure_target, target_folder, target_stage
-from tests.system.stub_hub import COMMIT, Cut, Refuse, StubHub, stub_hub
+from tasks.system.vllm_server import stop_server
+from tests.system.stub_hub import COMMIT, Cut, Refuse, StubHub, WrongBytes, stub_hub
 
 CONFIG = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -114,6 +116,29 @@ def test_the_progress_is_an_artifact(hub, run, tmp_path):
         wanted = ArtifactFilter(key=ArtifactFilterKey(any_=["download-org-drafter-progress"]))
         newest = client.read_artifacts(artifact_filter=wanted)[-1]
     assert newest.data == 100.0 and newest.description.startswith("downloading: 1 of 1 MB (100 %)")
+
+
+@pytest.mark.fault("weights-not-on-disk")
+def test_the_weights_are_whole_before_vllm_is_started(hub, run):
+    """Else vLLM would fetch them inside its start, without a word."""
+    engine = Engine(environment={"STAND_IN_THEN": "serve", "STAND_IN_STEPS": "0", "STAND_IN_STEP_SECONDS": "0"})
+    recipe = dataclasses.replace(run.recipe, server=Server(engine=engine, stop_grace_seconds=0.5))
+    stand_in = Path(__file__).parents[1] / "system" / "stand_in_engine.py"
+    here = dataclasses.replace(run, recipe=recipe, engine_python=stand_in)
+    stop_server(in_a_flow(lambda: open_server(here, 0)))
+    assert (
+        "model files: ['config.json', 'manifest.json', 'model.safetensors']"
+        in (run.log_folder / "server.log").read_text()
+    )
+    assert target_stage(run).manifest() is not None
+
+
+@pytest.mark.fault("weights-not-on-disk")
+def test_wrong_weights_never_reach_vllm(hub, run):
+    hub.cues = {"model.safetensors": iter([WrongBytes(), WrongBytes()])}
+    with pytest.raises(BadInput, match=r"model\.safetensors"):
+        in_a_flow(lambda: open_server(run, 0))
+    assert not (run.log_folder / "server.log").exists()
 
 
 @pytest.mark.fault("hub-busy")
