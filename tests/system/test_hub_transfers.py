@@ -91,7 +91,7 @@ def test_a_child_without_progress_is_ended_and_the_position_said(folder):
     patience = Patience(silence_seconds=60, stall_timeout_seconds=5.0)
     with (
         serve(weights=repeat(Stall(HALF))) as hub,
-        pytest.raises(TransferFailed, match=r"org/drafter .* in phase .downloading., at 512000 of"),
+        pytest.raises(TransferFailed, match=r"org/drafter .* in phase .downloading., at 512,000 of"),
     ):
         fetch(hub, folder, patience)
     assert not download_pids()

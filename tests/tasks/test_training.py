@@ -87,5 +87,5 @@ def test_ended_after_the_training_and_before_the_manifest_nothing_is_trained_aga
     happened("killed between the last checkpoint and the manifest: exported again, same bytes, no step trained again")
 
 
-def killed(*_):
+def killed(*_, **__):
     raise RuntimeError("killed here")
