@@ -169,7 +169,12 @@ class Inference:
 class Extraction:
     """How hidden states are captured and stored."""
 
-    layout: Literal["bf16"] = identity("what is stored for a token", "bf16")
+    layout: Literal["bf16", "fp8", "fp8+topk"] = identity(
+        "what is stored for a token: states in bfloat16; in float8; or auxiliary states in float8 and, instead of the "
+        "final state, the teacher's highest logits over the draft vocabulary",
+        "bf16",
+    )
+    top_k: int = identity("fp8+topk: logits kept of a token", 64, ge=1)
     shard_bytes: int = runtime("size at which a shard is closed", 2_000_000_000, ge=1)
     max_batched_tokens: int = runtime("tokens of one prefill step", 8192, ge=16)
     max_sequences: int = runtime("sequences of one prefill step", 64, ge=1)
