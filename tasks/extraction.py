@@ -1,6 +1,7 @@
 """The extraction task: the target's hidden states over every answer, captured inside vLLM."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 from prefect.logging import get_run_logger
 
@@ -50,6 +51,7 @@ def extraction(run: Run, responses: Product, drafter: Product) -> Product:
     """Capture what the store lacks, in a child of the engine environment."""
     stage = states_stage(run, responses, drafter)
     require_content(responses)
+    require_content(drafter)
     stage.folder.mkdir(parents=True, exist_ok=True)
     recipe = run.recipe
     spec = ExtractionSpec(
@@ -60,6 +62,8 @@ def extraction(run: Run, responses: Product, drafter: Product) -> Product:
         reserve_bytes=reserve_bytes(run.data_root, recipe.reserve_share),
         target=recipe.target,
         extraction=recipe.extraction,
+        drafter_folder=Path(drafter.facts["checkpoint"]),
+        draft_vocab_tokens=recipe.drafter.draft_vocab_tokens,
     )
     environment, stall_seconds = recipe.extraction.engine.environment, recipe.extraction.stall_timeout_seconds
     with artifacts.progress_artifact("extraction") as on_progress:
@@ -67,6 +71,6 @@ def extraction(run: Run, responses: Product, drafter: Product) -> Product:
             run.engine_python, MODULE, spec, ExtractionResult, run.log_folder, on_progress, environment, stall_seconds
         )
     facts = asdict(result)
-    shards = facts.pop("shards")
+    shards, files = facts.pop("shards"), [INDEX_NAME, *result.draft_vocab_files]
     get_run_logger().info("captured: %s", facts)
-    return product_of(stage, write_manifest(stage, [INDEX_NAME, *shards], facts, shards, bookkeeping=(INDEX_NAME,)))
+    return product_of(stage, write_manifest(stage, [*files, *shards], facts, shards, bookkeeping=(INDEX_NAME,)))

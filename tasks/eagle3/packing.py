@@ -13,6 +13,7 @@ from torch import Tensor
 from tasks.eagle3.unroll import Pack, plan_unroll
 from tasks.errors import BadInput
 from tasks.hidden_states.reader import SampleEntry, StateReader
+from tasks.hidden_states.teacher import cat_teachers
 
 # Above this share of useless samples something is wrong with the masks, not with single samples.
 LARGEST_SKIPPED_SHARE = 0.5
@@ -65,7 +66,7 @@ def survey_samples(
     documents, cut, counts_V = [], 0, torch.zeros(vocab_size, dtype=torch.long)
     for done, entry in enumerate(entries):
         progress(done, len(entries))
-        sample = reader.read(entry)
+        sample = reader.read_tokens(entry)
         length = min(entry.length_tokens, pack_tokens)
         mask_T = sample.loss_mask_T[:length]
         counts_V += torch.bincount(sample.token_ids_T[:length][mask_T], minlength=vocab_size)
@@ -127,5 +128,5 @@ def read_pack(reader: StateReader, documents: Sequence[Document]) -> Pack:
         answer_T=torch.cat([s.loss_mask_T[:n] for s, n in zip(samples, lengths, strict=True)]),
         start_T=torch.repeat_interleave(torch.tensor(starts), torch.tensor(lengths)),
         aux_TAD=torch.cat([s.aux_TAD[:n] for s, n in zip(samples, lengths, strict=True)]),
-        final_TD=torch.cat([s.final_TD[:n] for s, n in zip(samples, lengths, strict=True)]),
+        teacher=cat_teachers([s.teacher[:n] for s, n in zip(samples, lengths, strict=True)]),
     )

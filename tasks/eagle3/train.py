@@ -26,6 +26,7 @@ from tasks.eagle3.validation import Validation
 from tasks.eagle3.vocab_map import most_frequent
 from tasks.eagle3.watch import watched
 from tasks.errors import BadInput
+from tasks.hidden_states.layout import vocab_map_hash
 from tasks.hidden_states.reader import SampleEntry, StateReader
 from tasks.recipe import identity_of
 from tasks.system.child import Reporter, child_main
@@ -50,7 +51,9 @@ def train(spec: TrainingSpec, reporter: Reporter) -> TrainingResult:
     survey = _survey(reader, "training", spec, target, reporter)
     held_out = _survey(reader, "validation", spec, target, reporter)
     if base.vocab_map is None:
-        base = with_vocabulary(base, most_frequent(survey.answer_counts_V, spec.drafter.draft_vocab_tokens), target)
+        stored = reader.draft_vocab()
+        made = most_frequent(survey.answer_counts_V, spec.drafter.draft_vocab_tokens)
+        base = with_vocabulary(base, made if stored is None else stored.to_map(), target)
     assert base.vocab_map is not None
     _export(spec, "base", base, base.weights)
     with named_device_faults(spec.training.pack_tokens):
@@ -78,20 +81,39 @@ def _export(spec: TrainingSpec, name: str, base: Base, weights: dict[str, Tensor
 
 
 def _check_states(reader: StateReader, base: Base, spec: TrainingSpec) -> None:
-    if not reader.final_is_normed:
+    store = reader.store
+    if not store.final_is_normed:
         raise BadInput(
             f"{spec.states_folder} holds final states from before the target's final norm; the teacher needs them "
             "after it. Run the extraction again."
         )
-    if tuple(reader.layer_ids) != base.config.layer_ids:
+    if tuple(store.layer_ids) != base.config.layer_ids:
         raise BadInput(
             f"the drafter in {spec.base_folder} reads the layers {list(base.config.layer_ids)}, but "
-            f"{spec.states_folder} holds the layers {reader.layer_ids}. Extract again with the drafter's layers."
+            f"{spec.states_folder} holds the layers {store.layer_ids}. Extract again with the drafter's layers."
         )
-    if reader.hidden_size != base.config.hidden_size:
+    if store.hidden_size != base.config.hidden_size:
         raise BadInput(
-            f"{spec.states_folder} holds states of size {reader.hidden_size}, but the drafter in {spec.base_folder} "
+            f"{spec.states_folder} holds states of size {store.hidden_size}, but the drafter in {spec.base_folder} "
             f"has {base.config.hidden_size}. Extract again with this target."
+        )
+    _check_draft_vocab(reader, base, spec)
+
+
+def _check_draft_vocab(reader: StateReader, base: Base, spec: TrainingSpec) -> None:
+    """Stored logits are about one draft vocabulary, and no other drafter can learn from them."""
+    stored = reader.draft_vocab()
+    if stored is None:
+        return
+    if base.vocab_map is not None:
+        own_tokens, own = len(base.vocab_map.target_ids_W), vocab_map_hash(base.vocab_map.target_ids_W.tolist())
+    else:
+        own_tokens, own = min(spec.drafter.draft_vocab_tokens, stored.vocab_tokens), stored.sha256
+    if (own_tokens, own) != (len(stored.target_ids), stored.sha256):
+        raise BadInput(
+            f"{spec.states_folder} holds logits over a draft vocabulary of {len(stored.target_ids)} tokens with the "
+            f"hash {stored.sha256}, but the drafter in {spec.base_folder} has one of {own_tokens} tokens with the "
+            f"hash {own}. Extract again with this drafter, or train the one that the states were captured for."
         )
 
 

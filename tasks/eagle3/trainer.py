@@ -80,7 +80,6 @@ class Trainer:
         self._target_ids_W = target_ids_W.to(self._device)
         self._embed_VD = target.embed_VD.to(self._device)
         self._teacher_head_WD = target.lm_head_VD[target_ids_W].to(self._device, compute_dtype)
-        self._compute_dtype = compute_dtype
         self.progress = Progress()
         self._saved_step: int | None = None
 
@@ -156,10 +155,8 @@ class Trainer:
         with self._autocast():
             drafts_KSD = unroll(self._drafter, self._embed_VD, pack, plan)
         weight_KS = loss_weights(plan, self._training.step_weight, counted, torch.float32)
-        teacher_SD = pack.final_TD[plan.predictor_S].to(self._compute_dtype)
-        return soft_cross_entropy(
-            drafts_KSD, self._drafter.lm_head.weight, teacher_SD, self._teacher_head_WD, weight_KS
-        )
+        teacher = pack.teacher[plan.predictor_S]
+        return soft_cross_entropy(drafts_KSD, self._drafter.lm_head.weight, teacher, self._teacher_head_WD, weight_KS)
 
     def _hits(self, result: DraftLoss, pack: Pack, plan: Plan) -> Tensor:
         """Counted drafts that equal the answer's own token, for every step, [K]."""

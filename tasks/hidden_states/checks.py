@@ -10,28 +10,29 @@ from pathlib import Path
 import torch
 
 from tasks.errors import BadProduct
+from tasks.hidden_states.teacher import FinalStates, Teacher
 
 MIN_TEACHER_AGREEMENT = 0.97
 MIN_TEACHER_SAMPLES = 20
 MAX_BAD_SHARE, MAX_BAD_SAMPLES = 0.01, 3
 
 
-def fault_of(aux_TAD: torch.Tensor, final_TD: torch.Tensor, tokens: int, layer_ids: list[int]) -> str | None:
+def fault_of(aux_TAD: torch.Tensor, teacher: Teacher, tokens: int, layer_ids: list[int]) -> str | None:
     """Why a sample's states cannot be right, or None.
 
     Args:
-        aux_TAD: [T, A*D].
-        final_TD: [T, D].
+        aux_TAD: [T, A*D], as they are stored.
+        teacher: Final states or top logits, as they are stored.
         tokens: Rows that there must be.
         layer_ids: Names of the auxiliary layers, for the reason.
     """
-    if len(final_TD) != tokens or len(aux_TAD) != tokens:
-        return f"{len(final_TD)} rows were captured for {tokens} tokens (is prefix caching on?)"
-    layers = dict(zip([f"layer {j}" for j in layer_ids], aux_TAD.split(final_TD.shape[1], dim=1), strict=True))
-    for name, states_TD in {**layers, "the final state": final_TD}.items():
+    if len(teacher) != tokens or len(aux_TAD) != tokens:
+        return f"{len(teacher)} rows were captured for {tokens} tokens (is prefix caching on?)"
+    layers = dict(zip([f"layer {j}" for j in layer_ids], aux_TAD.chunk(len(layer_ids), dim=1), strict=True))
+    for name, states_TD in {**layers, **_named(teacher)}.items():
         if not torch.isfinite(states_TD).all():
             return f"{name} has NaN or infinite values"
-        if (states_TD == states_TD[:, :1]).all():
+        if states_TD.shape[1] > 1 and (states_TD == states_TD[:, :1]).all():
             return f"all columns of {name} are equal"
         if tokens > 1 and (states_TD == states_TD[:1]).all():
             return f"{name} is the same for every token"
@@ -40,6 +41,12 @@ def fault_of(aux_TAD: torch.Tensor, final_TD: torch.Tensor, tokens: int, layer_i
         if torch.equal(layers[left], layers[right]):
             return f"{left} and {right} are equal"
     return None
+
+
+def _named(teacher: Teacher) -> dict[str, torch.Tensor]:
+    if isinstance(teacher, FinalStates):
+        return {"the final state": teacher.final_TD}
+    return {"the top logits": teacher.logits_TR}
 
 
 def check_bad_samples(bad: Mapping[str, str], tried: int) -> None:
@@ -57,10 +64,11 @@ def check_bad_samples(bad: Mapping[str, str], tried: int) -> None:
 
 
 def check_teacher(agrees: Mapping[str, bool], folder: Path) -> float:
-    """Whether the stored final state, through the lm_head, gives the token that vLLM itself picks.
+    """Whether what is stored of the teacher gives the token that vLLM itself picks.
 
-    It sees a wrong or un-normed last state and rows of another request; it cannot see wrong
-    auxiliary layers.
+    A second token less than one logit below the highest counts too: bf16 logits tie, and float8 moves them.
+    The gate sees a wrong or un-normed last state and rows of another request; it cannot see wrong auxiliary
+    layers.
 
     Args:
         agrees: Sample id to whether its last position agrees.
@@ -75,9 +83,9 @@ def check_teacher(agrees: Mapping[str, bool], folder: Path) -> float:
     share = sum(agrees.values()) / len(agrees) if agrees else 1.0
     if len(agrees) >= MIN_TEACHER_SAMPLES and share < MIN_TEACHER_AGREEMENT:
         raise BadProduct(
-            f"teacher gate: for {sum(agrees.values())} of {len(agrees)} samples ({share:.1%}) the captured final "
-            f"state gives the token that vLLM picks; {MIN_TEACHER_AGREEMENT:.0%} are needed. Likely the state is not "
-            "the one after the last layer and the final norm, or rows were mixed up by a vLLM that packs its "
+            f"teacher gate: for {sum(agrees.values())} of {len(agrees)} samples ({share:.1%}) what is stored of the "
+            f"final state gives the token that vLLM picks; {MIN_TEACHER_AGREEMENT:.0%} are needed. Likely the state is "
+            "not the one after the last layer and the final norm, or rows were mixed up by a vLLM that packs its "
             f"batches otherwise. Nothing in {folder} can be trusted: delete it once the cause is found."
         )
     return share

@@ -2,7 +2,7 @@
 
 =========  ======================================================================================
 bf16       auxiliary layers and final state in bfloat16
-fp8        the same in float8_e4m3fn, with one float32 scale per token and layer
+fp8        the same in float8_e4m3fn, with one bfloat16 scale per token and layer
 fp8+topk   auxiliary layers as in fp8; instead of the final state what training takes from it: the teacher's
            highest logits over the draft vocabulary, the log-sum-exps that make probabilities of them, and the
            token that the target itself would choose
@@ -33,11 +33,11 @@ LOSS_MASK = "loss_mask"
 AUX = "aux"
 """bfloat16 or float8_e4m3fn [N, A*D]: the auxiliary layers side by side, in the order of the layer ids."""
 AUX_SCALE = "aux_scale"
-"""float32 [N, A]: what the float8 values of each layer are multiplied by."""
+"""bfloat16 [N, A]: what the float8 values of each layer are multiplied by."""
 FINAL = "final"
 """bfloat16 or float8_e4m3fn [N, D]: the last state, after the target's final norm."""
 FINAL_SCALE = "final_scale"
-"""float32 [N, 1]."""
+"""bfloat16 [N, 1]: the same for the final state."""
 TOP_IDS = "top_ids"
 """int32 [N, R]: draft ids of the highest logits over the draft vocabulary, highest first."""
 TOP_LOGPROBS = "top_logprobs"
@@ -92,17 +92,17 @@ def tensor_widths(layout: str, hidden_size: int, aux_layers: int, top_k: int = T
     middle: dict[str, dict[str, tuple[str, int]]] = {
         "bf16": {AUX: ("BF16", A * D), FINAL: ("BF16", D)},
         "fp8": {
-            AUX_SCALE: ("F32", A),
-            FINAL_SCALE: ("F32", 1),
+            AUX_SCALE: ("BF16", A),
+            FINAL_SCALE: ("BF16", 1),
             AUX: ("F8_E4M3", A * D),
             FINAL: ("F8_E4M3", D),
         },
         "fp8+topk": {
-            AUX_SCALE: ("F32", A),
             TOP_IDS: ("I32", top_k),
             DRAFT_LSE: ("F32", 1),
             FULL_LSE: ("F32", 1),
             CHOICE: ("I32", 1),
+            AUX_SCALE: ("BF16", A),
             TOP_LOGPROBS: ("F16", top_k),
             AUX: ("F8_E4M3", A * D),
         },

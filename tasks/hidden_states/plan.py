@@ -94,7 +94,8 @@ def plan_shards(samples: Iterable[Response], shard_tokens: int) -> list[PlannedS
 
 def _shard_tokens(spec: ExtractionSpec, shape: TargetShape) -> int:
     extraction = spec.extraction
-    return extraction.shard_bytes // bytes_per_token(extraction.layout, shape.hidden_size, len(spec.layer_ids))
+    token_bytes = bytes_per_token(extraction.layout, shape.hidden_size, len(spec.layer_ids), extraction.top_k)
+    return extraction.shard_bytes // token_bytes
 
 
 def _file_name(samples: list[Response]) -> str:

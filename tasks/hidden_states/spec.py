@@ -22,6 +22,10 @@ class ExtractionSpec:
     """Free space that must be left on the volume after every shard."""
     target: Target
     extraction: Extraction
+    drafter_folder: Path | None
+    """Drafter that training starts from: ``fp8+topk`` stores logits over its draft vocabulary. None without one."""
+    draft_vocab_tokens: int
+    """Size of that vocabulary, for a drafter that has none of its own yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,8 @@ class ExtractionResult:
     """The stored last state is the one after the target's final norm."""
     shards: dict[str, str]
     """File name to sha256."""
+    draft_vocab_files: list[str]
+    """The file with the draft vocabulary of the stored logits; none where final states are stored."""
     skipped: dict[str, str]
     """Sample id to the reason why it has no states."""
     kept_shards: int

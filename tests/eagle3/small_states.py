@@ -6,8 +6,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from tasks.hidden_states.encoding import encode_aux, encode_teacher
 from tasks.hidden_states.layout import StoreFormat
 from tasks.hidden_states.shards import CapturedSample, ShardWriter
+from tasks.hidden_states.teacher import FinalStates
 
 VOCAB, HIDDEN, LAYERS = 40, 16, 6
 LAYER_IDS = [1, 3, 5]
@@ -65,8 +67,8 @@ def write_states(
             source="test",
             token_ids=torch.randint(first_token, first_token + 30, (length,), generator=generator).tolist(),
             prompt_tokens=prompt_tokens,
-            aux_TAD=(aux * poison if poisoned == f"s{i}" else aux).bfloat16(),
-            final_TD=torch.randn(length, HIDDEN, generator=generator).bfloat16(),
+            states=encode_aux(store.layout, (aux * poison if poisoned == f"s{i}" else aux).bfloat16(), len(layer_ids))
+            | encode_teacher(store.layout, FinalStates(torch.randn(length, HIDDEN, generator=generator).bfloat16())),
         )
         writer.write(f"shard-{i}.safetensors", [sample])
     return folder

@@ -38,8 +38,8 @@ def test_every_sample_has_a_row_for_every_token(captured, responses):
         sample, T = found[response.sample_id], response.length_tokens
         assert sample.token_ids_T.tolist() == response.prompt_token_ids + response.response_token_ids
         assert sample.loss_mask_T.sum() == len(response.response_token_ids)
-        assert sample.aux_TAD.shape == (T, len(LAYER_IDS) * reader.hidden_size)
-        assert sample.final_TD.shape == (T, reader.hidden_size)
+        assert sample.aux_TAD.shape == (T, len(LAYER_IDS) * reader.store.hidden_size)
+        assert sample.teacher.final_TD.shape == (T, reader.store.hidden_size)
 
 
 def test_the_teacher_agrees(captured, responses):
@@ -81,7 +81,7 @@ def test_states_agree_with_transformers_chunked_or_not(captured, target_folder):
     rounded, exact = load(target_folder, torch.bfloat16), load(target_folder, torch.float32)
     for entry in reader.samples[::5]:
         sample = reader.read(entry)
-        found = [*sample.aux_TAD.split(reader.hidden_size, dim=1), sample.final_TD]
+        found = [*sample.aux_TAD.split(reader.store.hidden_size, dim=1), sample.teacher.final_TD]
         near = reference_states(rounded, sample.token_ids_T)
         true = reference_states(exact, sample.token_ids_T)
         for state, near_state, true_state in zip(found, near, true, strict=True):

@@ -20,7 +20,7 @@ KIMI, SMOLLM2 = 7168, 576
     ],
 )
 def test_a_token_takes_the_published_bytes(layout, hidden_size, published):
-    assert bytes_per_token(layout, hidden_size, 3) == pytest.approx(published, rel=0.005)
+    assert bytes_per_token(layout, hidden_size, 3) == pytest.approx(published, rel=0.01)
 
 
 def test_at_kimis_width_the_smallest_layout_takes_at_most_39_percent_of_the_largest():
