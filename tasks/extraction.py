@@ -1,6 +1,6 @@
 """The extraction task: the target's hidden states over every answer, captured inside vLLM."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from prefect.logging import get_run_logger
@@ -8,12 +8,16 @@ from prefect.logging import get_run_logger
 from tasks import artifacts
 from tasks.hidden_states.index import INDEX_NAME
 from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
+from tasks.planning import bytes_in, settled_states_stage
 from tasks.policies import stage_task
-from tasks.stages import states_stage, training_stage
+from tasks.stages import resolved_layout, training_stage
+from tasks.system import timings
 from tasks.system.disk import reserve_bytes
 from tasks.system.engine_child import run_in_engine
 from tasks.system.manifest import Manifest, write_manifest
-from tasks.system.plan import model_facts, states_need_bytes
+from tasks.system.plan.model import model_facts
+from tasks.system.plan.needs import store_bytes
+from tasks.system.plan.tokens import counted_tokens
 from tasks.system.responses import RESPONSES_NAME
 from tasks.system.run import Product, Run, finished, product_of, require_content
 from tasks.system.target import target_folder
@@ -22,15 +26,16 @@ MODULE = "tasks.hidden_states.extract"
 
 
 def need_bytes(run: Run, responses: Product, drafter: Product) -> int:
-    """Exact: the lengths are known now."""
-    tokens = responses.facts["prompt_tokens"] + responses.facts["answer_tokens"]
-    samples = responses.facts["training_samples"] + responses.facts["validation_samples"]
-    return states_need_bytes(run.recipe, model_facts(run.recipe, target_folder(run)), tokens, samples)
+    """Exact: the lengths are known now, and what is captured already is not written again."""
+    stage, tokens = settled_states_stage(run, responses, drafter), counted_tokens(responses.facts)
+    facts, layout = model_facts(run.recipe, target_folder(run)), resolved_layout(run, responses, drafter)
+    whole = store_bytes(run.recipe, facts, layout, tokens.total, tokens.samples)
+    return max(0, whole - bytes_in(stage.folder))
 
 
 def captured(run: Run, responses: Product, drafter: Product) -> Manifest | None:
     """The manifest of the states; also of states that a finished training has used up."""
-    stage = states_stage(run, responses, drafter)
+    stage = settled_states_stage(run, responses, drafter)
     if (manifest := finished(run, stage)) is not None:
         return manifest
     consumed = stage.consumed()
@@ -40,7 +45,7 @@ def captured(run: Run, responses: Product, drafter: Product) -> Manifest | None:
 
 @stage_task(
     "extraction",
-    place=states_stage,
+    place=settled_states_stage,
     made=captured,
     need_bytes=need_bytes,
     retries=2,
@@ -49,7 +54,7 @@ def captured(run: Run, responses: Product, drafter: Product) -> Manifest | None:
 )
 def extraction(run: Run, responses: Product, drafter: Product) -> Product:
     """Capture what the store lacks, in a child of the engine environment."""
-    stage = states_stage(run, responses, drafter)
+    stage = settled_states_stage(run, responses, drafter)
     require_content(responses)
     require_content(drafter)
     stage.folder.mkdir(parents=True, exist_ok=True)
@@ -61,12 +66,16 @@ def extraction(run: Run, responses: Product, drafter: Product) -> Product:
         layer_ids=drafter.facts["layer_ids"],
         reserve_bytes=reserve_bytes(run.data_root, recipe.reserve_share),
         target=recipe.target,
-        extraction=recipe.extraction,
+        extraction=replace(recipe.extraction, layout=resolved_layout(run, responses, drafter)),
         drafter_folder=Path(drafter.facts["checkpoint"]),
         draft_vocab_tokens=recipe.drafter.draft_vocab_tokens,
     )
     environment, stall_seconds = recipe.extraction.engine.environment, recipe.extraction.stall_timeout_seconds
-    with artifacts.progress_artifact("extraction") as on_progress:
+    tokens = counted_tokens(responses.facts).total
+    with (
+        artifacts.progress_artifact("extraction") as publish,
+        timings.metered(run, "extraction", publish, tokens) as on_progress,
+    ):
         result = run_in_engine(
             run.engine_python, MODULE, spec, ExtractionResult, run.log_folder, on_progress, environment, stall_seconds
         )

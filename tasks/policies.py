@@ -1,6 +1,7 @@
 """What every stage declares to Prefect: its cache key, its retries, its time limit and its need of disk space."""
 
 import functools
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.tasks import exponential_backoff
 
+from tasks import plan_artifacts
 from tasks.errors import ChildDied, GaveUp, HeroRunError, TransientError
-from tasks.system import ledger
+from tasks.system import ledger, timings
 from tasks.system.disk import full_disk, require, reserve_bytes
 from tasks.system.files import write_atomically
 from tasks.system.manifest import Manifest, Stage
@@ -60,14 +62,21 @@ def stage_task(
                 return record(place(*args, **kwargs), manifest)
             reserve = reserve_bytes(run.data_root, run.recipe.reserve_share)
             require(run.data_root, need_bytes(*args, **kwargs), reserve, name)
+            began, written_bytes = time.monotonic(), 0
             try:
-                return body(*args, **kwargs)
+                result = body(*args, **kwargs)
+                made_now = place(*args, **kwargs).manifest()
+                written_bytes = made_now.size_bytes if made_now is not None else 0
             except TransientError as error:
                 raise _told(run, name, error) from error
             except OSError as error:
                 if (full := full_disk(error, run.data_root)) is not None:
                     raise full from error
                 raise
+            finally:
+                timings.note(run, name, "stage", time.monotonic() - began, written_bytes=written_bytes)
+            plan_artifacts.publish_progress(run)
+            return result
 
         return task(
             name=name,

@@ -10,10 +10,12 @@ from tasks import artifacts
 from tasks.eagle3.spec import CHECKPOINTS_NAME, TrainingResult, TrainingSpec
 from tasks.policies import stage_task
 from tasks.stages import training_stage
+from tasks.system import timings
 from tasks.system.disk import reserve_bytes
 from tasks.system.engine_child import run_in_engine
 from tasks.system.manifest import write_manifest
-from tasks.system.plan import model_facts, training_need_bytes
+from tasks.system.plan.model import model_facts
+from tasks.system.plan.needs import training_bytes
 from tasks.system.plots import plot_training
 from tasks.system.run import Product, Run, product_of, require_content
 from tasks.system.target import target_folder
@@ -24,7 +26,7 @@ CURVE_NAME, CURVE_PICTURE_NAME = "curve.csv", "curve.png"
 
 def need_bytes(run: Run, states: Product, drafter: Product) -> int:
     """Checkpoints and exports."""
-    return training_need_bytes(run.recipe, model_facts(run.recipe, target_folder(run)))
+    return training_bytes(run.recipe, model_facts(run.recipe, target_folder(run)))
 
 
 @stage_task("training", place=training_stage, need_bytes=need_bytes, retries=2, retry_seconds=60, timeout_hours=48)
@@ -44,7 +46,11 @@ def training(run: Run, states: Product, drafter: Product) -> Product:
         training=recipe.training,
     )
     environment, stall_seconds = recipe.training.environment, recipe.training.stall_timeout_seconds
-    with artifacts.progress_artifact("training") as on_progress:
+    tokens = states.facts["tokens"] * recipe.training.epochs
+    with (
+        artifacts.progress_artifact("training") as publish,
+        timings.metered(run, "training", publish, tokens) as on_progress,
+    ):
         result = run_in_engine(
             run.engine_python, MODULE, spec, TrainingResult, run.log_folder, on_progress, environment, stall_seconds
         )

@@ -1,0 +1,221 @@
+"""The plan of a run: what is on disk already, what earlier runs measured, and the layout that is chosen for good."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from tasks.errors import HeroRunError
+from tasks.hidden_states.layout import LAYOUTS, Layout
+from tasks.recipe import Recipe
+from tasks.stages import (
+    answers_journal,
+    answers_stage,
+    drafter_stage,
+    evaluation_stage,
+    prompts_path,
+    responses_stage,
+    states_stage,
+    states_stage_in,
+    training_stage,
+)
+from tasks.system.manifest import Manifest, Stage, recorded
+from tasks.system.plan.choice_record import ChosenLayout, read_choice, record_path, write_choice
+from tasks.system.plan.hours import Rate, rates_of
+from tasks.system.plan.model import facts_basis, model_facts
+from tasks.system.plan.needs import OnDisk
+from tasks.system.plan.tokens import (
+    Tokens,
+    counted_tokens,
+    expected_tokens,
+    measured_lengths,
+    recipe_samples,
+    stated_lengths,
+)
+from tasks.system.plan.volumes import Space
+from tasks.system.plan.whole import Ground, Plan, make_plan
+from tasks.system.run import Product, Run, finished, product_of
+from tasks.system.target import target_folder, target_identity, target_is_ready
+from tasks.system.timings import measured_rates
+
+
+def plan_run(run: Run) -> Plan:
+    """The plan of what a run has left to do, on the filesystems of this machine.
+
+    Raises:
+        BadInput: A checkpoint or the prompt file is not what it must be.
+    """
+    ground = ground_of(run, Space(run.recipe.reserve_share), on_disk(run), cache_folder())
+    return make_plan(ground, run_tokens(run), layout_so_far(run))
+
+
+def ground_of(run: Run, space: Space | None, there: OnDisk, cache: Path | None) -> Ground:
+    """What every plan of this run stands on."""
+    folder = target_folder(run)
+    return Ground(
+        recipe=run.recipe,
+        facts=model_facts(run.recipe, folder),
+        facts_basis=facts_basis(run.recipe, folder),
+        data_root=run.data_root,
+        space=space,
+        there=there,
+        rates=known_rates(run),
+        cache_folder=cache,
+    )
+
+
+def cache_folder() -> Path:
+    """Where vLLM keeps what it compiles."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    return Path(os.environ.get("VLLM_CACHE_ROOT", caches / "vllm"))
+
+
+def layout_so_far(run: Run) -> Literal["auto"] | Layout:
+    """The recipe's layout; if that is left to the planner, the one of a store that is begun."""
+    if run.recipe.extraction.layout != "auto" or not prompts_path(run).exists():
+        return run.recipe.extraction.layout
+    answers, base = responses_stage(run), drafter_stage(run)
+    responses, drafter = answers.manifest(), base.manifest()
+    if responses is None or drafter is None:
+        return "auto"
+    return _kept_layout(run, product_of(answers, responses), product_of(base, drafter)) or "auto"
+
+
+def run_tokens(run: Run) -> Tokens:
+    """Tokens of the recipe's samples: counted when they are answered, else by measured or stated means."""
+    responses = responses_stage(run).manifest() if prompts_path(run).exists() else None
+    if responses is not None:
+        return counted_tokens(responses.facts)
+    means = measured_lengths(run.data_root, answers_stage(run).digest) or stated_lengths(run.recipe)
+    return expected_tokens(run.recipe, recipe_samples(run.recipe), means)
+
+
+def known_rates(run: Run) -> dict[str, Rate]:
+    """Throughputs: measured by earlier runs of the recipe on this data root, else the recipe's own."""
+    measured = measured_rates(run.data_root, run.recipe.name)
+    answers, target = answers_stage(run).digest, target_identity(run.recipe.target)
+    for manifest in _manifests(run.data_root / "responses"):
+        if manifest.identity.get("answers") == answers and manifest.facts["tokens_per_second"]:
+            measured["generation"] = manifest.facts["tokens_per_second"]
+    for manifest in _manifests(run.data_root / "evaluations"):
+        speeds = [arm["tokens_per_second"] for arm in manifest.facts["arms"] if arm.get("tokens_per_second")]
+        if manifest.identity.get("target") == target and speeds:
+            measured["evaluation"] = len(speeds) / sum(1 / speed for speed in speeds)
+    return rates_of(run.recipe.hardware, measured)
+
+
+def _manifests(folder: Path) -> Iterator[Manifest]:
+    """What was finished in the sub-folders, the newest last."""
+    entries = sorted(folder.iterdir(), key=lambda entry: entry.stat().st_mtime) if folder.is_dir() else []
+    for entry in entries:
+        if (manifest := recorded(entry)) is not None:
+            yield manifest
+
+
+def on_disk(run: Run) -> OnDisk:
+    """What need not be made again, as far as what is there can be followed from the recipe.
+
+    Without the prompt file, and without a product upstream, nothing downstream can be told to be this run's.
+    """
+    done: set[str] = set()
+    there: dict[str, int] = {}
+    target_ready = target_is_ready(run)
+    there["server-load"] = 0 if target_ready else bytes_in(target_folder(run))
+    drafter = _look(run, drafter_stage(run), "drafter-download", done, there)
+    if not prompts_path(run).exists():
+        return OnDisk(finished=frozenset(done), target_is_ready=target_ready, bytes_there=there)
+    responses = _look(run, responses_stage(run), "inference", done, there)
+    answered = 0 if responses else min(_lines(answers_journal(run)), recipe_samples(run.recipe))
+    states_bytes: dict[str, int] = {}
+    if responses and drafter:
+        states_bytes = _look_downstream(run, responses, drafter, done, there)
+    if responses:
+        done.add("server-load")  # the server is for the answers; later loads have lines of their own
+    return OnDisk(frozenset(done), target_ready, there, states_bytes, answered)
+
+
+def _look(run: Run, stage: Stage, name: str, done: set[str], there: dict[str, int]) -> Product | None:
+    if (manifest := finished(run, stage)) is not None:
+        done.add(name)
+        return product_of(stage, manifest)
+    there[name] = bytes_in(stage.folder)
+    return None
+
+
+def _look_downstream(
+    run: Run, responses: Product, drafter: Product, done: set[str], there: dict[str, int]
+) -> dict[str, int]:
+    layout = _kept_layout(run, responses, drafter)
+    stages = {name: states_stage_in(run, responses, drafter, name) for name in LAYOUTS}
+    stage = stages[layout] if layout else None
+    manifest = stage and (finished(run, stage) or stage.consumed())
+    if stage and manifest:
+        states = product_of(stage, manifest)
+        trained = _look(run, training_stage(run, states, drafter), "training", done, there)
+        if trained or stage.manifest() is not None:
+            done.add("extraction")
+        if trained:
+            _look(run, evaluation_stage(run, trained), "evaluation", done, there)
+    return {name: bytes_in(place.folder) for name, place in stages.items()}
+
+
+def bytes_in(folder: Path) -> int:
+    """What an earlier run has already written, unfinished files included: it is not free space any more."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _lines(path: Path) -> int:
+    """Whole lines of a journal; another run may be writing it, so it is only looked at."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as source:
+        return sum(block.count(b"\n") for block in iter(lambda: source.read(1 << 20), b""))
+
+
+def _kept_layout(run: Run, responses: Product, drafter: Product) -> Layout | None:
+    """The layout that was chosen for these states, if anything would be lost by choosing again."""
+    asked = run.recipe.extraction.layout
+    if asked != "auto":
+        return asked
+    choice = read_choice(record_path(run, responses, drafter))
+    if choice is None:
+        return None
+    stage = states_stage_in(run, responses, drafter, choice.layout)
+    begun = bytes_in(stage.folder) > 0 if stage.folder.exists() else False
+    return choice.layout if begun or choice.run_id == run.id else None
+
+
+def settled_states_stage(run: Run, responses: Product, drafter: Product) -> Stage:
+    """The states that this run is going to capture; a layout that is left to the planner is chosen now, and kept.
+
+    Free space shrinks while a store is written, so a store that is begun keeps its layout over all restarts.
+    """
+    if _kept_layout(run, responses, drafter) is None:
+        plan = plan_run(run)
+        write_choice(
+            record_path(run, responses, drafter),
+            ChosenLayout(
+                layout=plan.choice.layout,
+                windows=plan.choice.windows,
+                reason=plan.choice.reason,
+                run_id=run.id,
+                run_name=run.name,
+            ),
+        )
+    return states_stage(run, responses, drafter)
+
+
+def known_on_disk(run: Run) -> OnDisk:
+    """As ``on_disk``, for a data root that may be anything: what cannot be followed counts as not there."""
+    try:
+        return on_disk(run)
+    except (OSError, HeroRunError):
+        return OnDisk(target_is_ready=target_is_ready(run))
+
+
+def absent_root(recipe: Recipe) -> OnDisk:
+    """What to take for granted where the data root is on another machine.
+
+    A target from the hub counts as there: the machine serves it. One that the run makes does not.
+    """
+    return OnDisk(target_is_ready=recipe.target.source.kind != "package-gguf")
