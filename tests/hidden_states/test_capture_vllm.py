@@ -149,15 +149,19 @@ def mend() -> Callable[[Any], None]:
 
 @pytest.mark.fault("bad-states")
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "layout", "message"),
     [
-        (state_before_the_norm, "teacher gate"),
-        (second_to_last_layer, "teacher gate"),
-        (all_zero, "all columns of layer 2 are equal"),
+        (state_before_the_norm, "bf16", "teacher gate"),
+        (state_before_the_norm, "fp8", "teacher gate"),
+        (state_before_the_norm, "fp8+topk", "teacher gate"),
+        (second_to_last_layer, "bf16", "teacher gate"),
+        (second_to_last_layer, "fp8+topk", "teacher gate"),
+        (all_zero, "bf16", "all columns of layer 2 are equal"),
+        (all_zero, "fp8", "all columns of layer 2 are equal"),
     ],
 )
-def test_wrong_states_stop_the_run(engine, target_folder, responses, tmp_path, fault, message):
-    spec = make_spec(target_folder, shortened(responses, 10), tmp_path, max_batched_tokens=STEP_TOKENS)
+def test_wrong_states_stop_the_run(engine, target_folder, responses, tmp_path, fault, layout, message):
+    spec = make_spec(target_folder, shortened(responses, 10), tmp_path, layout=layout, max_batched_tokens=STEP_TOKENS)
     engine.collective_rpc(fault())
     try:
         with pytest.raises(BadProduct, match=message) as caught:
