@@ -18,7 +18,7 @@ from torch import nn
 
 from tasks.errors import HeroRunError
 from tasks.hidden_states.checks import fault_of
-from tasks.hidden_states.encoding import STATE_DTYPE, decode_aux, decode_teacher, encode_aux, encode_teacher
+from tasks.hidden_states.encoding import STATE_DTYPE, decode_teacher, encode_aux, encode_teacher
 from tasks.hidden_states.layout import StoreFormat, token_hash
 from tasks.hidden_states.model_runner import check_runner, decoder_stack
 from tasks.hidden_states.packing import Part, RowCollector, Rows, parts_of_step
@@ -250,7 +250,7 @@ class Capture:
         sample = self._expected.pop(token_hash(token_ids), None)
         if sample is None:
             return  # vLLM's own request, or a sample that was preempted after its last row
-        fault = fault_of(decode_aux(rows), decode_teacher(rows), len(token_ids), self._store.layer_ids)
+        fault = fault_of(rows, len(token_ids), self._store.layer_ids)
         if fault is not None:
             self.report.bad[sample.sample_id] = fault
             return

@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tasks import errors
-from tasks.errors import BadProduct, HeroRunError, Stopped, TransientError
+from tasks.errors import BadProduct, HeroRunError, RecipeError, Stopped, TransientError
 from tasks.hidden_states.checks import check_bad_samples, check_teacher
 from tasks.hidden_states.draft_vocab import DRAFT_VOCAB_NAME, DraftVocab, choose_draft_vocab, write_draft_vocab
 from tasks.hidden_states.engine import check_engine, prepare_environment, running_engine
 from tasks.hidden_states.index import recover, sort_index
-from tasks.hidden_states.layout import StoreFormat, token_hash
+from tasks.hidden_states.layout import LAYOUTS, StoreFormat, token_hash
 from tasks.hidden_states.plan import PlannedShard, Work, plan_work
 from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
 from tasks.hidden_states.target import TargetShape, check_layer_ids, read_target_shape
@@ -110,7 +110,13 @@ def capture_plan(spec: ExtractionSpec, shape: TargetShape) -> dict[str, Any]:
 
     Raises:
         BadInput: The base drafter's vocabulary map is unsound, or there is no answer to make one from.
+        RecipeError: The layout is left open.
     """
+    if spec.extraction.layout == "auto":
+        raise RecipeError(
+            "the extraction was told to store states in layout 'auto', but it needs the one that was chosen. "
+            f"Name one of {', '.join(LAYOUTS)}."
+        )
     store = StoreFormat(spec.extraction.layout, list(spec.layer_ids), shape.hidden_size)
     vocab = _draft_vocab(spec, shape)
     if vocab is not None:

@@ -10,10 +10,12 @@ from torch import nn
 
 from tasks.errors import BadProduct, EngineRejected
 from tasks.hidden_states.checks import check_bad_samples, check_teacher, fault_of
-from tasks.hidden_states.encoding import decode_aux, decode_teacher, encode_aux, encode_teacher
+from tasks.hidden_states.encoding import encode_aux, encode_teacher
+from tasks.hidden_states.layout import LAYOUTS
 from tasks.hidden_states.model_runner import check_runner, decoder_stack
 from tasks.hidden_states.packing import RowCollector, parts_of_step
-from tasks.hidden_states.teacher import FinalStates
+from tasks.hidden_states.teacher import FinalStates, Teacher
+from tasks.hidden_states.top_logits import top_logits
 
 A, D = 2, 4
 
@@ -86,12 +88,15 @@ def set_(tensor: torch.Tensor, where: object, value: object) -> None:
 
 def stored_fault(layout: str, aux_TAD: torch.Tensor, final_TD: torch.Tensor, tokens: int = 8) -> str:
     """What is found in states as a layout stores them."""
-    aux, final = encode_aux(layout, aux_TAD, A), encode_teacher(layout, FinalStates(final_TD))
-    return fault_of(decode_aux(aux), decode_teacher(final), tokens, [2, 9]) or ""
+    teacher: Teacher = FinalStates(final_TD)
+    if layout == "fp8+topk":
+        logits_TW = torch.cat([final_TD, -final_TD], dim=1)
+        teacher = top_logits(lambda block_CD: block_CD, logits_TW, torch.arange(2 * D), D, 2 * D)
+    return fault_of({**encode_aux(layout, aux_TAD, A), **encode_teacher(layout, teacher)}, tokens, [2, 9]) or ""
 
 
 @pytest.mark.fault("bad-states")
-@pytest.mark.parametrize("layout", ["bf16", "fp8"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -109,7 +114,10 @@ def test_states_that_cannot_be_right_are_rejected(layout, damage, reason):
     aux_TAD, final_TD = states()
     assert stored_fault(layout, aux_TAD, final_TD) == ""
     damage(aux_TAD, final_TD)
-    assert reason in stored_fault(layout, aux_TAD, final_TD)
+    found = stored_fault(layout, aux_TAD, final_TD)
+    if layout == "fp8+topk":
+        reason = reason.replace("the final state", "the teacher's logits")
+    assert reason in found
 
 
 @pytest.mark.fault("chunked-prefill")
