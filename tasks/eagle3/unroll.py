@@ -42,8 +42,10 @@ class Pack:
 
     def to(self, device: torch.device) -> "Pack":
         """The pack on a device."""
-        moved = [t.to(device, non_blocking=True) for t in (self.tokens_T, self.answer_T, self.start_T, self.aux_TAD)]
-        return Pack(self.sample_ids, *moved, teacher=self.teacher.to(device))
+        tokens_T, answer_T, start_T, aux_TAD = (
+            t.to(device, non_blocking=True) for t in (self.tokens_T, self.answer_T, self.start_T, self.aux_TAD)
+        )
+        return Pack(self.sample_ids, tokens_T, answer_T, start_T, aux_TAD, self.teacher.to(device))
 
 
 @dataclass(frozen=True)
