@@ -15,7 +15,11 @@ from tasks.system.plan.tokens import recipe_samples
 COMPARED_SHARES = (0.4, 1, 2)
 """Of the recipe's own number of samples, when none is asked for."""
 
-_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
+_UNITS = {"": 1, "b": 1} | {
+    letter + ending: base**power
+    for power, letter in enumerate("kmgtp", 1)
+    for ending, base in (("", 1000), ("b", 1000), ("ib", 1024))
+}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 _TEXT = (
     "Tell for each number of samples what it writes, which layout of the hidden states fits and why, how long each "
@@ -75,12 +79,9 @@ def _counts(text: str) -> list[int]:
 
 def _size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
-    if match is None or match[2] not in _UNITS:
-        raise argparse.ArgumentTypeError(
-            f"a size in decimal units was needed, such as 2.8TB or 500GB ({', '.join(filter(None, _UNITS))}); "
-            f"found {text!r}"
-        )
-    return round(float(match[1]) * _UNITS[match[2]])
+    if match is None or match[2].lower() not in _UNITS:
+        raise argparse.ArgumentTypeError(f"a size was needed, such as 2.8TB, 500GB or 1TiB; found {text!r}")
+    return round(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def _price(text: str) -> float:

@@ -37,7 +37,7 @@ def columns(rows: list[Row]) -> str:
 
 def _head(report: PlanReport) -> list[str]:
     facts, source = report.ground.facts, report.recipe.target.source
-    files = f" in {facts.shards} files" if facts.shards else ""
+    files = f" in {facts.shards} file{'s' * (facts.shards > 1)}" if facts.shards else ""
     return [
         f"{report.recipe.name}: {report.recipe.description}",
         f"machine: {report.recipe.hardware.description}",
@@ -56,9 +56,8 @@ def _disk(report: PlanReport) -> str:
         return f"{where}; nothing is known of its free space: give it with --free, such as --free 2.8TB"
     free = f"{decimal_bytes(volume.free_bytes)} free ({volume.basis})"
     kept = f"{decimal_bytes(volume.reserve_bytes)} of it stay in reserve"
-    there = (
-        "" if site.is_here or not report.ground.there.target_is_ready else ", the target's weights taken to be there"
-    )
+    is_assumed = not site.is_here and report.ground.there.target_is_ready
+    there = ", the target's weights taken to be there" if is_assumed else ""
     return f"{where}; {free}, {kept}{there}"
 
 
@@ -121,10 +120,12 @@ def _memory_lines(memory: Memory | None, report: PlanReport) -> list[str]:
     if memory is None:
         return ["memory: not planned, because the snapshot says nothing of the model's attention heads"]
     engine = engine_facts(report.recipe.server.engine)
+    setting = f"tensor parallel {engine.tensor_parallel}, memory share {engine.memory_share:g}"
+    if engine.cpu_kv_bytes:
+        setting = f"{decimal_bytes(engine.cpu_kv_bytes)} given to it"
     lines = [
-        f"memory: the KV cache takes {memory.bytes_per_token:,} bytes a token on a card and has room for "
-        f"{_kv(memory.kv)} (tensor parallel {engine.tensor_parallel}, memory share {engine.memory_share:g}, window "
-        f"{memory.window_tokens:,})",
+        f"memory: the KV cache takes {memory.bytes_per_token:,} bytes a token and card and has room for "
+        f"{_kv(memory.kv)} ({setting}, window {memory.window_tokens:,})",
         f"  a request in flight holds about {memory.held_tokens:,} tokens: of {memory.in_flight} asked at once, "
         f"{memory.kv.running} run and {memory.queued} queue",
         *(f"  with {_kv_setting(other)}: {_kv(other)}, {other.running} run" for other in memory.alternatives),
@@ -179,9 +180,7 @@ def _question_lines(report: PlanReport) -> list[str]:
             "assumptions, and getting the weights there is not counted"
         )
     if (room := report.room_for_copy_bytes) is not None:
-        copy = f"one more copy of the weights, {decimal_bytes(weights)},"
-        says = (
-            "fits beside all that" if room >= weights else f"does not fit, {decimal_bytes(weights - room)} are missing"
-        )
-        lines.append(f"{copy} {says}")
+        missing = f"does not fit beside all that: {decimal_bytes(weights - room)} are missing"
+        says = "fits beside all that" if room >= weights else missing
+        lines.append(f"one more copy of the weights, {decimal_bytes(weights)}, {says}")
     return lines

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from tasks.errors import HeroRunError
+from tasks.errors import HeroRunError, NotEnoughDisk
 from tasks.hidden_states.layout import LAYOUTS, Layout
 from tasks.recipe import Recipe
 from tasks.stages import (
@@ -24,6 +24,7 @@ from tasks.system.plan.choice_record import ChosenLayout, read_choice, record_pa
 from tasks.system.plan.hours import Rate, rates_of
 from tasks.system.plan.model import facts_basis, model_facts
 from tasks.system.plan.needs import OnDisk
+from tasks.system.plan.refusal import refusal
 from tasks.system.plan.tokens import (
     Tokens,
     counted_tokens,
@@ -95,10 +96,10 @@ def known_rates(run: Run) -> dict[str, Rate]:
     measured = measured_rates(run.data_root, run.recipe.name)
     answers, target = answers_stage(run).digest, target_identity(run.recipe.target)
     for manifest in _manifests(run.data_root / "responses"):
-        if manifest.identity.get("answers") == answers and manifest.facts["tokens_per_second"]:
+        if manifest.identity.get("answers") == answers and manifest.facts.get("tokens_per_second"):
             measured["generation"] = manifest.facts["tokens_per_second"]
     for manifest in _manifests(run.data_root / "evaluations"):
-        speeds = [arm["tokens_per_second"] for arm in manifest.facts["arms"] if arm.get("tokens_per_second")]
+        speeds = [arm["tokens_per_second"] for arm in manifest.facts.get("arms", []) if arm.get("tokens_per_second")]
         if manifest.identity.get("target") == target and speeds:
             measured["evaluation"] = len(speeds) / sum(1 / speed for speed in speeds)
     return rates_of(run.recipe.hardware, measured)
@@ -189,9 +190,14 @@ def settled_states_stage(run: Run, responses: Product, drafter: Product) -> Stag
     """The states that this run is going to capture; a layout that is left to the planner is chosen now, and kept.
 
     Free space shrinks while a store is written, so a store that is begun keeps its layout over all restarts.
+
+    Raises:
+        NotEnoughDisk: No layout fits whole; what would is in the message.
     """
     if _kept_layout(run, responses, drafter) is None:
         plan = plan_run(run)
+        if reason := refusal(plan, run.recipe):
+            raise NotEnoughDisk(reason)
         write_choice(
             record_path(run, responses, drafter),
             ChosenLayout(

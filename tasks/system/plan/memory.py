@@ -53,6 +53,8 @@ class Memory:
     in_flight: int
     kv: KvRoom
     """With the recipe's own arguments."""
+    most_sequences: int
+    """That the engine takes at once."""
     alternatives: list[KvRoom]
     """With arguments that make more room."""
     training_bytes: int
@@ -90,6 +92,7 @@ def plan_memory(recipe: Recipe, facts: ModelFacts, tokens: Tokens) -> Memory | N
         held_tokens=held,
         in_flight=recipe.inference.in_flight,
         kv=kv,
+        most_sequences=engine.most_sequences,
         alternatives=[other for other in others if other.tokens > kv.tokens],
         training_bytes=training_memory_bytes(recipe, facts),
         card_bytes=recipe.hardware.gpu_memory_bytes,
@@ -163,9 +166,12 @@ def advice(memory: Memory) -> list[str]:
             "will refuse to start. Lower target.window_tokens, or make room as below."
         )
     if memory.queued > 0:
-        ways = " or ".join(f"{_arguments(kv, other)} ({other.running} run)" for other in memory.alternatives)
+        limited = kv.running == memory.most_sequences
+        ways = " or ".join(
+            f"{_arguments(kv, other)} ({other.running} run)" for other in memory.alternatives if not limited
+        )
         change = f"Add {ways} to server.engine.arguments, or set" if ways else "Set"
-        why = "the engine takes no more sequences" if kv.running * memory.held_tokens < kv.tokens * 0.9 else "KV room"
+        why = f"sequences (--max-num-seqs={memory.most_sequences})" if limited else "KV room"
         sentences.append(
             f"{memory.in_flight} in flight: {kv.running} run, {memory.queued} queue, for want of {why}. "
             f"{change} inference.in_flight={max(1, kv.running)}."

@@ -74,7 +74,9 @@ def training_bytes(recipe: Recipe, facts: ModelFacts) -> int:
 
 
 def drafter_bytes(recipe: Recipe, facts: ModelFacts) -> int:
-    """Bytes of the drafter that training starts from, in float32."""
+    """Bytes of the drafter that training starts from, in float32; one in a folder of the user's is not copied."""
+    if recipe.drafter.source is not None and recipe.drafter.source.kind == "folder":
+        return 0
     return drafter_parameters(recipe, facts) * DRAFTER_BYTES_PER_PARAMETER
 
 
@@ -103,26 +105,31 @@ def fixed_needs(
         cache_folder: vLLM's own cache; None where it cannot be known.
     """
     parameters = f"{drafter_parameters(recipe, facts):,} parameters of the drafter"
-    weights = 0 if there.target_is_ready else facts.weights_bytes
+    # Later stages load the target too, so it is needed although the answers may be complete.
+    is_needed = not there.target_is_ready and "evaluation" not in there.finished
+    weights = max(0, facts.weights_bytes - there.bytes_there.get("server-load", 0)) if is_needed else 0
     journal = answers_bytes(tokens.total) // 2
     left = journal * max(0, tokens.samples - there.answered_samples) // tokens.samples + journal
     needs = [
-        _need("server-load", weights, there, data_root / "targets", "weights of the target that are not there yet"),
+        Need("server-load", weights, data_root / "targets", "weights of the target that are not there yet"),
         _need("drafter-download", drafter_bytes(recipe, facts), there, data_root / "drafters", parameters),
         _need("inference", left, there, data_root / "responses", f"{tokens.total:,} tokens, {_known(tokens)}"),
         _need("training", training_bytes(recipe, facts), there, data_root / "trained", f"checkpoints of {parameters}"),
         _need("evaluation", REPORT_BYTES, there, data_root / "evaluations", "report and logs"),
     ]
-    if cache_folder is not None and not engine_facts(recipe.server.engine).is_eager:
+    if (
+        cache_folder is not None
+        and "server-load" not in there.finished
+        and not engine_facts(recipe.server.engine).is_eager
+    ):
         basis = "vLLM's compile cache, an allowance"
-        needs.insert(1, _need("server-load", COMPILE_CACHE_BYTES, there, cache_folder, basis, counts_there=False))
+        needs.insert(1, Need("server-load", COMPILE_CACHE_BYTES, cache_folder, basis))
     return [need for need in needs if need.need_bytes]
 
 
-def _need(stage: str, whole: int, there: OnDisk, path: Path, basis: str, counts_there: bool = True) -> Need:
-    if stage in there.finished:
-        return Need(stage, 0, path, basis)
-    return Need(stage, max(0, whole - (there.bytes_there.get(stage, 0) if counts_there else 0)), path, basis)
+def _need(stage: str, whole: int, there: OnDisk, path: Path, basis: str) -> Need:
+    left = 0 if stage in there.finished else max(0, whole - there.bytes_there.get(stage, 0))
+    return Need(stage, left, path, basis)
 
 
 def states_need(there: OnDisk, layout: str, whole: int, tokens: Tokens, windows: int, data_root: Path) -> Need:
