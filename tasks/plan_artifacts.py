@@ -19,10 +19,14 @@ from tasks.system.run import Run
 
 
 def publish_first(run: Run, plan: Plan) -> None:
-    """The plan before anything is started; kept, to be compared with what comes of it."""
+    """The plan before anything is started."""
     description = f"What {run.recipe.name} is going to write under {run.data_root}, and how long it will take"
     artifacts.table("plan", stage_rows(plan), description)
     artifacts.table("plan-layouts", layout_rows(plan), f"Layouts of the hidden states. Taken: {plan.choice.reason}")
+
+
+def keep_first(run: Run, plan: Plan) -> None:
+    """Keep the plan, to be compared with what comes of it."""
     path = _plan_path(run)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps({stage: vars(figure) for stage, figure in figures_of(plan).items()}, indent=1))

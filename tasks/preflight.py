@@ -32,6 +32,7 @@ def preflight(run: Run) -> None:
     plan_artifacts.publish_first(run, plan)
     if reason := refusal(plan, run.recipe):
         raise NotEnoughDisk(reason)
+    plan_artifacts.keep_first(run, plan)
     logger.info("states: %s", plan.choice.reason)
     for warning in _warnings(run, plan, serving):
         logger.warning(warning)

@@ -15,7 +15,7 @@ from tasks.system.answering import unanswered
 from tasks.system.foreign_server import find_server, take_over
 from tasks.system.journal import answered_ids
 from tasks.system.manifest import Manifest, Stage
-from tasks.system.plan.model import model_facts
+from tasks.system.plan.model import model_facts, snapshot_differences
 from tasks.system.prompts import load_prompts
 from tasks.system.run import Product, Run
 from tasks.system.target import ensure_target, target_folder, target_is_ready
@@ -57,6 +57,8 @@ def open_server(run: Run, port: int) -> Endpoint:
     if server.endpoint:
         return find_server(server, run.recipe.target.source.name, run.recipe.target.window_tokens, say)
     folder, log_path = ensure_target(run, fetch_from_hub), run.log_folder / "server.log"
+    for difference in snapshot_differences(run.recipe, folder):
+        logger.warning(difference)
     logger.info("starting vLLM on %s; its log is %s", folder, log_path)
     at_port = dataclasses.replace(server, port=port)
     with timings.timed(run, "server-load", "load"):

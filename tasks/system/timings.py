@@ -1,5 +1,6 @@
 """How long what took, one JSON line each under the data root: planned against actual, and rates for the next plan."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -32,9 +33,8 @@ class Timing:
 
 
 def note(run: Run, stage: str, what: str, seconds: float, tokens: int = 0, written_bytes: int = 0) -> None:
-    """Append a line."""
+    """Append a line; where that fails, on a full volume for one, the work's own outcome is what counts."""
     path = run.data_root / PLANS_FOLDER / TIMINGS_NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
     line = Timing(
         run=run.name,
         recipe=run.recipe.name,
@@ -44,8 +44,10 @@ def note(run: Run, stage: str, what: str, seconds: float, tokens: int = 0, writt
         tokens=tokens,
         written_bytes=written_bytes,
     )
-    with path.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(asdict(line)) + "\n")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(asdict(line)) + "\n")
 
 
 def read(data_root: Path) -> list[Timing]:

@@ -25,6 +25,12 @@ def test_what_is_noted_is_read_again(run):
     assert (found.tokens, found.written_bytes) == (3, 4)
 
 
+def test_where_nothing_can_be_written_the_work_goes_on(run):
+    (run.data_root / "plans").write_text("in the way")
+    timings.note(run, "training", "stage", 1.0)
+    assert timings.read(run.data_root) == []
+
+
 def test_a_torn_line_is_passed_over(run):
     timings.note(run, "training", "stage", 1.0)
     with (run.data_root / "plans" / "timings.jsonl").open("a") as out:
