@@ -111,7 +111,8 @@ def report_on(recipe: Recipe, site: Site, counts: list[int]) -> PlanReport:
         (times, make_plan(ground, expected_tokens(recipe, own.tokens.samples, lengths, times), layout_so_far(run)))
         for times in LONGER
     ]
-    memory = plan_memory(recipe, ground.facts, own.tokens)
+    # Of somebody else's server nobody knows the arguments.
+    memory = None if recipe.server.endpoint else plan_memory(recipe, ground.facts, own.tokens)
     room = None
     if own.states_volume is not None:
         on_it = [group.need_bytes for group in own.volumes if group.volume.device == own.states_volume.device]

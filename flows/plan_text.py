@@ -118,7 +118,7 @@ def _rates(report: PlanReport) -> list[str]:
 
 def _memory_lines(memory: Memory | None, report: PlanReport) -> list[str]:
     if memory is None:
-        return ["memory: not planned, because the snapshot says nothing of the model's attention heads"]
+        return ["memory: not planned, for want of the server's arguments or of the model's attention heads"]
     engine = engine_facts(report.recipe.server.engine)
     setting = f"tensor parallel {engine.tensor_parallel}, memory share {engine.memory_share:g}"
     if engine.cpu_kv_bytes:

@@ -3,7 +3,8 @@
 import functools
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -62,21 +63,15 @@ def stage_task(
                 return record(place(*args, **kwargs), manifest)
             reserve = reserve_bytes(run.data_root, run.recipe.reserve_share)
             require(run.data_root, need_bytes(*args, **kwargs), reserve, name)
-            began, written_bytes = time.monotonic(), 0
-            try:
-                result = body(*args, **kwargs)
-                made_now = place(*args, **kwargs).manifest()
-                written_bytes = made_now.size_bytes if made_now is not None else 0
-            except TransientError as error:
-                raise _told(run, name, error) from error
-            except OSError as error:
-                if (full := full_disk(error, run.data_root)) is not None:
-                    raise full from error
-                raise
-            finally:
-                timings.note(run, name, "stage", time.monotonic() - began, written_bytes=written_bytes)
-            plan_artifacts.publish_progress(run)
-            return result
+            with _timed(run, name, lambda: place(*args, **kwargs)):
+                try:
+                    return body(*args, **kwargs)
+                except TransientError as error:
+                    raise _told(run, name, error) from error
+                except OSError as error:
+                    if (full := full_disk(error, run.data_root)) is not None:
+                        raise full from error
+                    raise
 
         return task(
             name=name,
@@ -92,6 +87,19 @@ def stage_task(
         )(as_declared)
 
     return decorate
+
+
+@contextmanager
+def _timed(run: Run, name: str, place: Callable[[], Stage]) -> Iterator[None]:
+    """Note how long a stage took and what it wrote, whatever became of it, and show that beside the plan."""
+    began, written_bytes = time.monotonic(), 0
+    try:
+        yield
+        made_now = place().manifest()
+        written_bytes = made_now.size_bytes if made_now is not None else 0
+    finally:
+        timings.note(run, name, "stage", time.monotonic() - began, written_bytes=written_bytes)
+    plan_artifacts.publish_progress(run)
 
 
 def is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:

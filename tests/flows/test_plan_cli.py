@@ -129,6 +129,11 @@ def test_the_json_has_the_same_figures(capsys):
     assert report["rented"]["costs_dollars"] == pytest.approx([163.7, 272.84], abs=0.01)
 
 
+def test_the_memory_of_somebody_elses_server_is_not_planned(capsys):
+    report = planned(capsys, *REFERENCE, "--set", "server.endpoint=http://127.0.0.1:8000")
+    assert report["memory"] is None and not [w for w in report["warnings"] if "in flight" in w]
+
+
 def test_the_jsons_keys_are_stable(capsys):
     report = planned(capsys, *REFERENCE)
     assert list(report) == [

@@ -40,6 +40,10 @@ def test_every_load_has_its_line():
     assert loads == pytest.approx({"server-load": 22 / 60, "extraction": 22 / 60, "evaluation": 66 / 60})
 
 
+def test_somebody_elses_server_is_not_loaded():
+    assert ("server-load", True) not in hours(kimi(server={"endpoint": "http://127.0.0.1:8000"}), 25_000)
+
+
 def test_every_window_is_a_load_more():
     assert hours(kimi(), 25_000, windows=3)["extraction", True] == pytest.approx(66 / 60)
 

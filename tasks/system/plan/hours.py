@@ -78,7 +78,8 @@ def stage_hours(
         _loads("evaluation", EVALUATION_ARMS, rates),
         _work("evaluation", f"{EVALUATION_ARMS} x {prompts} prompts", asked, "evaluation", rates),
     ]
-    return [line for line in lines if line.stage not in there.finished]
+    done = there.finished | ({"server-load"} if recipe.server.endpoint else set())  # somebody else's is up
+    return [line for line in lines if line.stage not in done]
 
 
 def _loads(stage: str, times: int, rates: Mapping[str, Rate]) -> StageHours:
