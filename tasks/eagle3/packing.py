@@ -29,6 +29,10 @@ class Document:
     """Drafts that count, for every unroll step."""
 
 
+Step = list[list[Document]]
+"""One optimizer step: its packs, each a list of documents."""
+
+
 @dataclass(frozen=True)
 class Survey:
     """What a first pass over ids and masks found; states are not read."""
@@ -67,13 +71,12 @@ def survey_samples(
     for done, entry in enumerate(entries):
         progress(done, len(entries))
         sample = reader.read_tokens(entry)
-        length = min(entry.length_tokens, pack_tokens)
-        mask_T = sample.loss_mask_T[:length]
-        counts_V += torch.bincount(sample.token_ids_T[:length][mask_T], minlength=vocab_size)
-        counted = plan_unroll(mask_T, torch.zeros(length, dtype=torch.long), steps).counted
+        document = document_of(entry, sample.loss_mask_T, pack_tokens, steps)
+        length = document.length_tokens
+        counts_V += torch.bincount(sample.token_ids_T[:length][sample.loss_mask_T[:length]], minlength=vocab_size)
         cut += length < entry.length_tokens
-        if counted[0]:
-            documents.append(Document(entry, length, tuple(counted)))
+        if document.counted_K[0]:
+            documents.append(document)
     skipped = len(entries) - len(documents)
     if not documents or skipped > LARGEST_SKIPPED_SHARE * len(entries):
         raise BadInput(
@@ -81,6 +84,13 @@ def survey_samples(
             "Raise training.pack_tokens, or check the loss masks of the hidden-state store."
         )
     return Survey(documents, counts_V, cut, skipped)
+
+
+def document_of(entry: SampleEntry, loss_mask_T: Tensor, pack_tokens: int, steps: int) -> Document:
+    """A sample cut to a pack, with the drafts that count in it."""
+    length = min(entry.length_tokens, pack_tokens)
+    plan = plan_unroll(loss_mask_T[:length], torch.zeros(length, dtype=torch.long), steps)
+    return Document(entry, length, tuple(plan.counted))
 
 
 def pack_documents(documents: Sequence[Document], pack_tokens: int) -> list[list[Document]]:
@@ -98,8 +108,8 @@ def pack_documents(documents: Sequence[Document], pack_tokens: int) -> list[list
 
 def plan_steps(
     documents: Sequence[Document], pack_tokens: int, packs_per_step: int, epochs: int, seed: int
-) -> list[list[list[Document]]]:
-    """All optimizer steps of a training: each is a list of packs, each a list of documents.
+) -> list[Step]:
+    """All optimizer steps of a training.
 
     The order depends on (seed, epoch) and the samples alone, so the number of a step is the data cursor.
     """

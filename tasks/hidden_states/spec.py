@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.hidden_states.windows import WHOLE, Window
 from tasks.recipe import Extraction, Target
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionSpec:
-    """Capture the states of every sample of a responses file into shards."""
+    """Capture the states of the samples of a responses file, all or a slice of them, into shards."""
 
     target_folder: Path
     """Checkpoint of the target, as vLLM loads it."""
@@ -26,6 +27,8 @@ class ExtractionSpec:
     """Drafter that training starts from: ``fp8+topk`` stores logits over its draft vocabulary. None without one."""
     draft_vocab_tokens: int
     """Size of that vocabulary, for a drafter that has none of its own yet."""
+    window: Window = WHOLE
+    """Which slice of the samples is captured."""
 
 
 @dataclass(frozen=True, kw_only=True)
