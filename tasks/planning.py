@@ -39,6 +39,9 @@ from tasks.system.run import Product, Run, finished, product_of
 from tasks.system.target import target_folder, target_identity, target_is_ready
 from tasks.system.timings import measured_rates
 
+IN_WINDOWS = False
+"""Whether the flow captures, trains on and deletes states slice by slice; while not, what fits only so is refused."""
+
 
 def plan_run(run: Run) -> Plan:
     """The plan of what a run has left to do, on the filesystems of this machine.
@@ -62,6 +65,7 @@ def ground_of(run: Run, space: Space | None, there: OnDisk, cache: Path | None) 
         there=there,
         rates=known_rates(run),
         cache_folder=cache,
+        in_windows=IN_WINDOWS,
     )
 
 

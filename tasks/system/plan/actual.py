@@ -63,7 +63,7 @@ def _row(stage: str, planned: Figures | None, left: Figures | None, actual: Figu
         "stage": stage,
         "planned bytes": decimal_bytes(planned.need_bytes) if planned else "-",
         "written bytes": decimal_bytes(actual.need_bytes) if actual and actual.need_bytes else "-",
-        "planned hours": readable_hours(planned.seconds) if planned else "-",
+        "planned hours": readable_hours(planned.seconds) if planned and planned.seconds else "-",
         "actual hours": readable_hours(actual.seconds) if actual else "-",
-        "expected to go": readable_hours(left.seconds) if left else "-",
+        "expected to go": readable_hours(left.seconds) if left and left.seconds else "-",
     }
