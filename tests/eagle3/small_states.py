@@ -1,6 +1,7 @@
 """A tiny target and a tiny store of random states of it."""
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from safetensors.torch import save_file
 from tasks.hidden_states.draft_vocab import DraftVocab, write_draft_vocab
 from tasks.hidden_states.encoding import encode_aux, encode_teacher
 from tasks.hidden_states.layout import Layout, StoreFormat
+from tasks.hidden_states.reader import StateReader
 from tasks.hidden_states.shards import CapturedSample, ShardWriter
 from tasks.hidden_states.teacher import FinalStates, Teacher
 from tasks.hidden_states.top_logits import top_logits
+from tasks.system.responses import Response
 
 VOCAB, HIDDEN, LAYERS = 40, 16, 6
 LAYER_IDS = [1, 3, 5]
@@ -74,8 +77,12 @@ def write_states(
     first_token: int = 0,
     layout: Layout = "bf16",
     draft_ids: list[int] = DRAFT_IDS,
+    only: Collection[str] | None = None,
 ) -> Path:
-    """A store of random states; the last two samples are held out, and ``poisoned`` is full of ``poison``."""
+    """A store of random states; the last two samples are held out, and ``poisoned`` is full of ``poison``.
+
+    With ``only`` it has these samples, as they are in the whole store.
+    """
     store = StoreFormat(layout, layer_ids, HIDDEN, final_is_normed)
     if layout == "fp8+topk":
         vocab = DraftVocab(VOCAB, draft_ids)
@@ -97,5 +104,26 @@ def write_states(
             states=encode_aux(store.layout, (aux * poison if poisoned == f"s{i}" else aux).bfloat16(), len(layer_ids))
             | encode_teacher(store.layout, _teacher(layout, final_TD, draft_ids)),
         )
-        writer.write(f"shard-{i}.safetensors", [sample])
+        if only is None or sample.sample_id in only:
+            writer.write(f"shard-{i}.safetensors", [sample])
     return folder
+
+
+def write_responses(path: Path, states_folder: Path) -> list[Response]:
+    """The answers that a store's samples would have come from."""
+    reader, responses = StateReader(states_folder), []
+    for entry in reader.samples:
+        tokens = reader.read_tokens(entry)
+        prompt, answer = (tokens.token_ids_T[m].tolist() for m in (~tokens.loss_mask_T, tokens.loss_mask_T))
+        responses.append(
+            Response(
+                sample_id=entry.sample_id,
+                split="training" if entry.split == "training" else "validation",
+                source=entry.source,
+                prompt_token_ids=prompt,
+                response_token_ids=answer,
+                finish_reason="stop",
+            )
+        )
+    path.write_text("".join(response.to_line() + "\n" for response in responses))
+    return responses
