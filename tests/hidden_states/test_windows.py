@@ -1,5 +1,8 @@
 """Which samples a window has."""
 
+import dataclasses
+import json
+
 import pytest
 
 from tasks.errors import RecipeError
@@ -77,6 +80,8 @@ def test_fewer_samples_than_windows_are_refused():
 
 
 def test_the_extraction_of_a_window_captures_its_samples_and_no_others(tmp_path):
-    spec = make_spec(tmp_path, RESPONSES, tmp_path, window=Window(1, 3))
+    sizes = {"num_hidden_layers": 30, "hidden_size": 64, "vocab_size": 1000}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    spec = dataclasses.replace(make_spec(tmp_path, RESPONSES, tmp_path), window=Window(1, 3))
     work = plan_work(spec, SHAPE, Recovered([], {}))
     assert {sample.sample_id for shard in work.shards for sample in shard.samples} == ids(3)[1]
