@@ -8,53 +8,53 @@ from prefect.logging import get_run_logger
 from tasks import artifacts
 from tasks.hidden_states.index import INDEX_NAME
 from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
-from tasks.planning import bytes_in, settled_states_stage
+from tasks.hidden_states.windows import Window, size_of_window
+from tasks.planning import bytes_in
 from tasks.policies import stage_task
-from tasks.stages import resolved_layout, training_stage
+from tasks.stages import resolved_layout, states_stage
 from tasks.system import timings
 from tasks.system.disk import reserve_bytes
 from tasks.system.engine_child import run_in_engine
-from tasks.system.manifest import Manifest, write_manifest
+from tasks.system.manifest import write_manifest
 from tasks.system.plan.model import model_facts
 from tasks.system.plan.needs import store_bytes
 from tasks.system.plan.tokens import counted_tokens
-from tasks.system.responses import RESPONSES_NAME
-from tasks.system.run import Product, Run, finished, product_of, require_content
+from tasks.system.responses import RESPONSES_NAME, read_responses
+from tasks.system.run import Product, Run, product_of, require_content
 from tasks.system.target import target_folder
+from tasks.windows import captured
 
 MODULE = "tasks.hidden_states.extract"
 
 
-def need_bytes(run: Run, responses: Product, drafter: Product) -> int:
+def need_bytes(run: Run, responses: Product, drafter: Product, window: Window) -> int:
     """Exact: the lengths are known now, and what is captured already is not written again."""
-    stage, tokens = settled_states_stage(run, responses, drafter), counted_tokens(responses.facts)
+    stage, (samples, tokens) = states_stage(run, responses, drafter, window), window_size(responses, window)
     facts, layout = model_facts(run.recipe, target_folder(run)), resolved_layout(run, responses, drafter)
-    whole = store_bytes(run.recipe, facts, layout, tokens.total, tokens.samples)
+    whole = store_bytes(run.recipe, facts, layout, tokens, samples)
     return max(0, whole - bytes_in(stage.folder))
 
 
-def captured(run: Run, responses: Product, drafter: Product) -> Manifest | None:
-    """The manifest of the states; also of states that a finished training has used up."""
-    stage = settled_states_stage(run, responses, drafter)
-    if (manifest := finished(run, stage)) is not None:
-        return manifest
-    consumed = stage.consumed()
-    trained = consumed and finished(run, training_stage(run, product_of(stage, consumed), drafter))
-    return consumed if trained else None
+def window_size(responses: Product, window: Window) -> tuple[int, int]:
+    """Samples and tokens of a window."""
+    if window.is_whole:
+        counted = counted_tokens(responses.facts)
+        return counted.samples, counted.total
+    return size_of_window(read_responses(responses.folder / RESPONSES_NAME), window)
 
 
 @stage_task(
     "extraction",
-    place=settled_states_stage,
+    place=states_stage,
     made=captured,
     need_bytes=need_bytes,
     retries=2,
     retry_seconds=60,
     timeout_hours=48,
 )
-def extraction(run: Run, responses: Product, drafter: Product) -> Product:
-    """Capture what the store lacks, in a child of the engine environment."""
-    stage = settled_states_stage(run, responses, drafter)
+def extraction(run: Run, responses: Product, drafter: Product, window: Window) -> Product:
+    """Capture what the store of a window lacks, in a child of the engine environment."""
+    stage = states_stage(run, responses, drafter, window)
     require_content(responses)
     require_content(drafter)
     stage.folder.mkdir(parents=True, exist_ok=True)
@@ -69,9 +69,10 @@ def extraction(run: Run, responses: Product, drafter: Product) -> Product:
         extraction=replace(recipe.extraction, layout=resolved_layout(run, responses, drafter)),
         drafter_folder=Path(drafter.facts["checkpoint"]),
         draft_vocab_tokens=recipe.drafter.draft_vocab_tokens,
+        window=window,
     )
     environment, stall_seconds = recipe.extraction.engine.environment, recipe.extraction.stall_timeout_seconds
-    tokens = counted_tokens(responses.facts).total
+    _, tokens = window_size(responses, window)
     with (
         artifacts.progress_artifact("extraction") as publish,
         timings.metered(run, "extraction", publish, tokens) as on_progress,

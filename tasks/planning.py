@@ -7,6 +7,7 @@ from typing import Literal
 
 from tasks.errors import HeroRunError, NotEnoughDisk
 from tasks.hidden_states.layout import LAYOUTS, Layout
+from tasks.hidden_states.windows import Window
 from tasks.recipe import Recipe
 from tasks.stages import (
     answers_journal,
@@ -14,10 +15,9 @@ from tasks.stages import (
     drafter_stage,
     evaluation_stage,
     prompts_path,
+    resolved_windows,
     responses_stage,
-    states_stage,
     states_stage_in,
-    training_stage,
 )
 from tasks.system.manifest import Manifest, Stage, recorded
 from tasks.system.plan.choice_record import ChosenLayout, read_choice, record_path, write_choice
@@ -38,9 +38,7 @@ from tasks.system.plan.whole import Ground, Plan, make_plan
 from tasks.system.run import Product, Run, finished, product_of
 from tasks.system.target import target_folder, target_identity, target_is_ready
 from tasks.system.timings import measured_rates
-
-IN_WINDOWS = False
-"""Whether the flow captures, trains on and deletes states slice by slice; while not, what fits only so is refused."""
+from tasks.windows import all_windows, chain
 
 
 def plan_run(run: Run) -> Plan:
@@ -65,7 +63,7 @@ def ground_of(run: Run, space: Space | None, there: OnDisk, cache: Path | None) 
         there=there,
         rates=known_rates(run),
         cache_folder=cache,
-        in_windows=IN_WINDOWS,
+        windows=windows_so_far(run),
     )
 
 
@@ -77,13 +75,25 @@ def cache_folder() -> Path:
 
 def layout_so_far(run: Run) -> Literal["auto"] | Layout:
     """The recipe's layout; if that is left to the planner, the one of a store that is begun."""
-    if run.recipe.extraction.layout != "auto" or not prompts_path(run).exists():
-        return run.recipe.extraction.layout
+    kept = _choice_so_far(run)
+    return run.recipe.extraction.layout if kept is None else kept[0]
+
+
+def windows_so_far(run: Run) -> int:
+    """The recipe's windows; if they are left to the planner, those of a store that is begun, else 0."""
+    kept = _choice_so_far(run)
+    return run.recipe.extraction.windows if kept is None else kept[1]
+
+
+def _choice_so_far(run: Run) -> tuple[Layout, int] | None:
+    extraction = run.recipe.extraction
+    if (extraction.layout != "auto" and extraction.windows) or not prompts_path(run).exists():
+        return None
     answers, base = responses_stage(run), drafter_stage(run)
     responses, drafter = answers.manifest(), base.manifest()
     if responses is None or drafter is None:
-        return "auto"
-    return _kept_layout(run, product_of(answers, responses), product_of(base, drafter)) or "auto"
+        return None
+    return _kept_choice(run, product_of(answers, responses), product_of(base, drafter))
 
 
 def run_tokens(run: Run) -> Tokens:
@@ -150,18 +160,24 @@ def _look(run: Run, stage: Stage, name: str, done: set[str], there: dict[str, in
 def _look_downstream(
     run: Run, responses: Product, drafter: Product, done: set[str], there: dict[str, int]
 ) -> dict[str, int]:
-    layout = _kept_layout(run, responses, drafter)
-    stages = {name: states_stage_in(run, responses, drafter, name) for name in LAYOUTS}
-    stage = stages[layout] if layout else None
-    manifest = stage and (finished(run, stage) or stage.consumed())
-    if stage and manifest:
-        states = product_of(stage, manifest)
-        trained = _look(run, training_stage(run, states, drafter), "training", done, there)
-        if trained or stage.manifest() is not None:
-            done.add("extraction")
-        if trained:
-            _look(run, evaluation_stage(run, trained), "evaluation", done, there)
-    return {name: bytes_in(place.folder) for name, place in stages.items()}
+    """Of states and what follows them; the bytes of states that are begun, by layout."""
+    states_bytes: dict[str, int] = {
+        name: bytes_in(states_stage_in(run, responses, drafter, name).folder) for name in LAYOUTS
+    }
+    kept = _kept_choice(run, responses, drafter)
+    if kept is None:
+        return states_bytes
+    links = chain(run, responses, drafter)
+    trainings = [link.training for link in links if link.training is not None]
+    states_bytes[kept[0]] = sum(bytes_in(link.states.folder) for link in links)
+    there["training"] = sum(bytes_in(training.folder) for training in trainings)
+    last = links[-1]
+    if all(link.is_settled for link in links):
+        done |= {"extraction", "training"}
+        _look(run, evaluation_stage(run, product_of(trainings[-1])), "evaluation", done, there)
+    elif last.training is not None and last.states.manifest() is not None:
+        done.add("extraction")
+    return states_bytes
 
 
 def bytes_in(folder: Path) -> int:
@@ -177,28 +193,35 @@ def _lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: source.read(1 << 20), b""))
 
 
-def _kept_layout(run: Run, responses: Product, drafter: Product) -> Layout | None:
-    """The layout that was chosen for these states, if anything would be lost by choosing again."""
-    asked = run.recipe.extraction.layout
-    if asked != "auto":
-        return asked
+def _kept_choice(run: Run, responses: Product, drafter: Product) -> tuple[Layout, int] | None:
+    """Layout and windows of these states: the recipe's, or what was chosen, if choosing again would lose anything."""
+    asked = run.recipe.extraction
+    if asked.layout != "auto" and asked.windows:
+        return asked.layout, asked.windows
     choice = read_choice(record_path(run, responses, drafter))
-    if choice is None:
+    if choice is not None and choice.run_id == run.id:
+        return choice.layout, choice.windows
+    if choice is not None:
+        layout, windows = choice.layout, choice.windows
+    elif asked.layout != "auto":
+        layout, windows = asked.layout, 1
+    else:
         return None
-    stage = states_stage_in(run, responses, drafter, choice.layout)
-    begun = bytes_in(stage.folder) > 0 if stage.folder.exists() else False
-    return choice.layout if begun or choice.run_id == run.id else None
+    # The first window's folder: once used up, it still says what was there.
+    first = states_stage_in(run, responses, drafter, layout, Window(0, windows)).folder
+    return (layout, windows) if first.exists() and bytes_in(first) else None
 
 
-def settled_states_stage(run: Run, responses: Product, drafter: Product) -> Stage:
-    """The states that this run is going to capture; a layout that is left to the planner is chosen now, and kept.
+def windows(run: Run, responses: Product, drafter: Product) -> list[Window]:
+    """The slices that this run captures and trains on, one after the other; one has all samples.
 
-    Free space shrinks while a store is written, so a store that is begun keeps its layout over all restarts.
+    What the recipe leaves to the planner, layout and windows, is chosen now, and kept: free space shrinks while a
+    store is written, so what is begun stays as it is over all restarts.
 
     Raises:
-        NotEnoughDisk: No layout fits whole; what would is in the message.
+        NotEnoughDisk: No layout fits, in no number of windows; what would is in the message.
     """
-    if _kept_layout(run, responses, drafter) is None:
+    if _kept_choice(run, responses, drafter) is None:
         plan = plan_run(run)
         if reason := refusal(plan, run.recipe):
             raise NotEnoughDisk(reason)
@@ -212,7 +235,7 @@ def settled_states_stage(run: Run, responses: Product, drafter: Product) -> Stag
                 run_name=run.name,
             ),
         )
-    return states_stage(run, responses, drafter)
+    return all_windows(resolved_windows(run, responses, drafter))
 
 
 def known_on_disk(run: Run) -> OnDisk:

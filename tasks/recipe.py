@@ -182,6 +182,12 @@ class Extraction:
         "bf16",
     )
     top_k: int = identity("fp8+topk: logits kept of a token", 64, ge=1)
+    windows: int = identity(
+        "slices of the samples whose states are captured, trained on and deleted one after the other; 1: all at once; "
+        "0 takes 1, or as few as fit where nothing fits at once, chosen once for a set of answers",
+        0,
+        ge=0,
+    )
     shard_bytes: int = runtime("size at which a shard is closed", 2_000_000_000, ge=1)
     max_batched_tokens: int = runtime("tokens of one prefill step", 8192, ge=16)
     max_sequences: int = runtime("sequences of one prefill step", 64, ge=1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tasks.errors import PermanentError
 from tasks.hidden_states.layout import Layout
+from tasks.hidden_states.windows import WHOLE, Window
 from tasks.recipe import identity_of
 from tasks.system.files import sha256_of
 from tasks.system.manifest import Stage, place
@@ -96,20 +97,30 @@ def resolved_layout(run: Run, responses: Product, drafter: Product) -> Layout:
     return choice.layout
 
 
-def states_stage(run: Run, responses: Product, drafter: Product) -> Stage:
-    """The captured hidden states.
+def resolved_windows(run: Run, responses: Product, drafter: Product) -> int:
+    """In how many windows these answers are captured and trained on: 1 unless asked for or chosen otherwise."""
+    asked = run.recipe.extraction.windows
+    choice = None if asked else read_choice(record_path(run, responses, drafter))
+    return choice.windows if choice is not None else asked or 1
+
+
+def states_stage(run: Run, responses: Product, drafter: Product, window: Window = WHOLE) -> Stage:
+    """The captured hidden states of a window.
 
     Raises:
         NotChosenYet: As in ``resolved_layout``.
     """
-    return states_stage_in(run, responses, drafter, resolved_layout(run, responses, drafter))
+    return states_stage_in(run, responses, drafter, resolved_layout(run, responses, drafter), window)
 
 
-def states_stage_in(run: Run, responses: Product, drafter: Product, layout: str) -> Stage:
-    """The captured hidden states in this layout."""
+def states_stage_in(run: Run, responses: Product, drafter: Product, layout: str, window: Window = WHOLE) -> Stage:
+    """The captured hidden states of a window in this layout."""
     extraction = {**identity_of(run.recipe.extraction), "layout": layout}
     if layout != TOPK:
         del extraction["top_k"]
+    del extraction["windows"]
+    if not window.is_whole:
+        extraction["window"] = dataclasses.asdict(window)
     return place(
         run.data_root,
         "states",
@@ -132,8 +143,8 @@ def _draft_vocab_identity(run: Run, drafter: Product, layout: str) -> dict[str, 
     return {"drafter": drafter.content_sha256}
 
 
-def training_stage(run: Run, states: Product, drafter: Product) -> Stage:
-    """The trained drafter."""
+def training_stage(run: Run, states: Product, drafter: Product, previous: Product | None = None) -> Stage:
+    """The trained drafter, or what the next window goes on from; ``previous`` is the training of the window before."""
     return place(
         run.data_root,
         "trained",
@@ -142,6 +153,7 @@ def training_stage(run: Run, states: Product, drafter: Product) -> Stage:
         states=states.content_sha256,
         drafter=drafter.content_sha256,
         training=identity_of(run.recipe.training),
+        **({} if previous is None else {"previous": previous.content_sha256}),
     )
 
 

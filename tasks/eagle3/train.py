@@ -196,19 +196,14 @@ def _trainer(
     training = spec.training
     packs = pack_documents(held_out.documents, training.pack_tokens)
     validation = Validation(reader, packs, target.lm_head_VD, training.unroll_steps)
-    # One window's states are no other's, and neither are its checkpoints.
-    identity = {**_identity(spec, base), "states": str(spec.states_folder)}
+    identity = {**_identity(spec, base), "base": str(spec.base_folder), "states": str(spec.states_folder)}
     checkpoints = Checkpoints(spec.out_folder / CHECKPOINTS_NAME, identity, spec.reserve_bytes)
     return Trainer(base, target, training, reader, schedule, validation, checkpoints, reporter)
 
 
 def _identity(spec: TrainingSpec, base: Base) -> Mapping[str, Any]:
     """What all windows of a training have in common."""
-    return {
-        "training": identity_of(spec.training),
-        "drafter": asdict(base.config),
-        "base": str(spec.base_folder),
-    }
+    return {"training": identity_of(spec.training), "drafter": asdict(base.config)}
 
 
 if __name__ == "__main__":

@@ -79,6 +79,20 @@ def in_window(samples: Sequence[Response], window: Window) -> list[Response]:
     return [r for r in samples if numbers.get(r.sample_id, window.index) == window.index]
 
 
+def size_of_window(samples: Iterable[Response], window: Window) -> tuple[int, int]:
+    """Samples and tokens of a window, the few that cannot be used included."""
+    lengths: dict[str, int] = {}
+    held_out_tokens = []
+    for sample in samples:
+        if sample.split == "training":
+            lengths[sample.sample_id] = sample.length_tokens
+        else:
+            held_out_tokens.append(sample.length_tokens)
+    numbers = slice_numbers(lengths, window.count)
+    tokens = [lengths[sample_id] for sample_id, number in numbers.items() if number == window.index]
+    return len(tokens) + len(held_out_tokens), sum(tokens) + sum(held_out_tokens)
+
+
 def _lengths(samples: Iterable[Response]) -> dict[str, int]:
     return {r.sample_id: r.length_tokens for r in samples if r.split == "training"}
 

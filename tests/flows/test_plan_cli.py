@@ -39,7 +39,7 @@ def reference(capsys) -> str:
         "25,000 94.2M fp8 28,685 2.70 TB 57.4 GB 2 1.35 TB",
         "25,000 94.2M fp8+topk 21,911 2.06 TB 57.4 GB 1 2.06 TB <",
         "10,000 37.7M bf16 57,349 2.16 TB 56.2 GB 1 2.16 TB <",
-        "50,000 188M fp8+topk 21,911 4.13 TB 59.5 GB 2 2.07 TB <",
+        "50,000 188M fp8+topk 21,911 4.13 TB 74.6 GB 2 2.07 TB <",
     ],
 )
 def test_every_number_of_samples_and_layout_has_one_line(reference, row):
@@ -84,8 +84,9 @@ def test_it_says_why_a_layout_is_taken(reference):
     assert "fp8 whole, 2.70 TB, would leave 40.5 GB, less than the reserve of 140 GB" in line
 
 
-def test_a_number_of_samples_that_does_not_fit_is_said_and_exits_zero(reference):
-    (line,) = [line for line in reference.splitlines() if line.startswith("50,000 samples: ")]
+def test_a_number_of_samples_that_does_not_fit_is_said_and_exits_zero(capsys):
+    text = printed(capsys, "plan", "kimi-k25", "--samples", "50000", "--free", "80GB")
+    (line,) = [line for line in text.splitlines() if line.startswith("50,000 samples: ")]
     assert line.endswith("As it is, it is refused")
 
 

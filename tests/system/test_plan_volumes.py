@@ -181,7 +181,7 @@ def test_without_a_limit_no_file_is_too_large():
 
 
 def test_in_windows_the_largest_window_is_what_the_volume_must_hold():
-    found = plan(free=2.0 * TB, in_windows=True)
+    found = plan(free=2.0 * TB, windows=0)
     (states,) = [need for need in found.needs if need.stage == "extraction"]
     # 24,936 training samples in two windows of 12,468, and 64 held out: 12,532 of 25,000.
     assert states.need_bytes == pytest.approx(2_702_138_500_000 * 12_532 / 25_000, abs=1)

@@ -8,11 +8,11 @@ import pytest
 
 from flows.recipes import named
 from tasks.errors import NotEnoughDisk
-from tasks.planning import known_on_disk, layout_so_far, on_disk, plan_run, settled_states_stage
+from tasks.planning import known_on_disk, layout_so_far, on_disk, plan_run, windows
 from tasks.recipe import changed
 from tasks.stages import NotChosenYet, answers_journal, drafter_stage, responses_stage, states_stage, states_stage_in
 from tasks.system import timings
-from tasks.system.manifest import MANIFEST_NAME, consume, write_manifest
+from tasks.system.manifest import MANIFEST_NAME, Stage, consume, write_manifest
 from tasks.system.plan.volumes import Volume
 from tasks.system.run import Product, Run, product_of
 from tests.system.small_data_root import fill, small_run
@@ -42,6 +42,11 @@ def answered(run: Run, samples: int = 592, tokens: int = 600_000) -> tuple[Produ
         (stage.folder / "file").write_text(stage.name)
         products.append(product_of(stage, write_manifest(stage, ["file"], known)))
     return products[0], products[1]
+
+
+def settled(run: Run, responses: Product, drafter: Product) -> Stage:
+    """The states of the only window, or the first, once layout and windows are chosen."""
+    return states_stage(run, responses, drafter, windows(run, responses, drafter)[0])
 
 
 def test_nothing_is_finished_on_an_empty_data_root(tmp_path):
@@ -156,21 +161,21 @@ def test_the_layout_that_fits_the_counted_tokens_is_taken(tmp_path, free, free_b
     run = small_run(tmp_path, **AUTO)
     responses, drafter = answered(run)
     free(round(free_bytes))
-    assert settled_states_stage(run, responses, drafter).identity["extraction"]["layout"] == layout
+    assert settled(run, responses, drafter).identity["extraction"]["layout"] == layout
 
 
 def test_the_digest_of_a_chosen_layout_is_that_of_the_same_layout_named(tmp_path, free):
     run = small_run(tmp_path, **AUTO)
     responses, drafter = answered(run)
     free(round(2.4 * GB))
-    chosen = settled_states_stage(run, responses, drafter)
+    chosen = settled(run, responses, drafter)
     named_run = small_run(tmp_path, extraction={"layout": "fp8"})
     assert chosen.digest == states_stage(named_run, responses, drafter).digest
 
 
 def begin(run: Run, responses: Product, drafter: Product) -> Path:
     """Settle the layout and write the first shard."""
-    folder = settled_states_stage(run, responses, drafter).folder
+    folder = settled(run, responses, drafter).folder
     folder.mkdir(parents=True)
     (folder / "shard-1.safetensors").write_bytes(b"x" * 1000)
     return folder
@@ -184,7 +189,7 @@ def test_a_store_that_is_begun_keeps_its_layout_when_space_shrinks(tmp_path, fre
     folder = begin(run, responses, drafter)
     free(round(2.4 * GB))
     later = dataclasses.replace(run, id="id-2", name="later")
-    assert settled_states_stage(later, responses, drafter).folder == folder
+    assert settled(later, responses, drafter).folder == folder
     assert layout_so_far(later) == "bf16" and plan_run(later).choice.layout == "bf16"
 
 
@@ -192,19 +197,19 @@ def test_a_choice_of_which_nothing_was_written_is_made_again(tmp_path, free):
     run = small_run(tmp_path, **AUTO)
     responses, drafter = answered(run)
     free(6 * GB)
-    settled_states_stage(run, responses, drafter)
+    settled(run, responses, drafter)
     free(round(2.4 * GB))
     later = dataclasses.replace(run, id="id-2", name="later")
-    assert settled_states_stage(later, responses, drafter).identity["extraction"]["layout"] == "fp8"
+    assert settled(later, responses, drafter).identity["extraction"]["layout"] == "fp8"
 
 
 def test_within_a_run_a_choice_is_made_once(tmp_path, free):
     run = small_run(tmp_path, **AUTO)
     responses, drafter = answered(run)
     free(6 * GB)
-    first = settled_states_stage(run, responses, drafter)
+    first = settled(run, responses, drafter)
     free(round(2.4 * GB))
-    assert settled_states_stage(run, responses, drafter) == first
+    assert settled(run, responses, drafter) == first
 
 
 def test_other_answers_get_a_choice_of_their_own(tmp_path, free):
@@ -221,7 +226,7 @@ def test_the_choice_is_kept_with_its_reason(tmp_path, free):
     run = small_run(tmp_path, **AUTO)
     responses, drafter = answered(run)
     free(round(2.4 * GB))
-    settled_states_stage(run, responses, drafter)
+    settled(run, responses, drafter)
     (path,) = (tmp_path / "plans").glob("layout-*.json")
     kept = json.loads(path.read_text())
     assert (kept["layout"], kept["windows"], kept["run_name"]) == ("fp8", 1, run.name)
@@ -232,19 +237,19 @@ def test_a_record_that_is_torn_is_as_if_there_were_none(tmp_path, free):
     run = small_run(tmp_path, **AUTO)
     responses, drafter = answered(run)
     free(6 * GB)
-    settled_states_stage(run, responses, drafter)
+    settled(run, responses, drafter)
     (path,) = (tmp_path / "plans").glob("layout-*.json")
     path.write_text("{")
-    assert settled_states_stage(run, responses, drafter).identity["extraction"]["layout"] == "bf16"
+    assert settled(run, responses, drafter).identity["extraction"]["layout"] == "bf16"
 
 
 @pytest.mark.fault("full-disk-in-every-stage")
 def test_where_the_counted_tokens_fit_in_no_layout_the_extraction_is_refused_with_what_would(tmp_path, free):
-    run = small_run(tmp_path, **AUTO)
+    run = small_run(tmp_path, extraction={"layout": "auto", "windows": 1})
     responses, drafter = answered(run)
     free(round(1.5 * GB))
     with pytest.raises(NotEnoughDisk, match=r"what would fit: bf16 in \d windows; .* training samples as fp8\+topk"):
-        settled_states_stage(run, responses, drafter)
+        settled(run, responses, drafter)
     assert not list((tmp_path / "plans").glob("layout-*.json"))
 
 

@@ -1,4 +1,4 @@
-"""The layout that was chosen for a set of answers, kept so that no later start abandons a store that is begun."""
+"""Layout and windows that were chosen for a set of answers, kept so that no later start abandons what is begun."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -24,12 +24,16 @@ class ChosenLayout:
 
 def record_path(run: Run, responses: Product, drafter: Product) -> Path:
     """Where the choice for these answers, layer ids and drafter is kept."""
+    extraction = run.recipe.extraction
+    asked = {} if extraction.layout == "auto" else {"layout": extraction.layout}
     key = digest_of(
         {
+            **asked,
+            **({"windows": extraction.windows} if extraction.windows else {}),
             "responses": responses.content_sha256,
             "layer_ids": drafter.facts["layer_ids"],
             "drafter": drafter.content_sha256,
-            "top_k": run.recipe.extraction.top_k,
+            "top_k": extraction.top_k,
             "dtype": run.recipe.target.dtype,
         }
     )

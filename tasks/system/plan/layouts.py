@@ -6,7 +6,7 @@ from typing import Literal
 
 from tasks.hidden_states.layout import LAYOUTS, Layout
 from tasks.recipe import ModelFacts, Recipe
-from tasks.system.plan.needs import OnDisk, answers_bytes, store_bytes, token_bytes
+from tasks.system.plan.needs import OnDisk, answers_bytes, hand_over_bytes, store_bytes, token_bytes
 from tasks.system.plan.tokens import Tokens
 from tasks.system.plan.units import decimal_bytes
 from tasks.system.plan.volumes import Volume
@@ -63,11 +63,13 @@ def _plan_layout(
     recipe: Recipe, facts: ModelFacts, tokens: Tokens, there: OnDisk, room: int, layout: Layout
 ) -> LayoutPlan:
     whole = store_bytes(recipe, facts, layout, tokens.total, tokens.samples)
+    hand_over = hand_over_bytes(recipe, facts)
     room_with_there = room + there.states_bytes.get(layout, 0)
     if "extraction" in there.finished:
         windows = 1
     else:
-        windows = next((n for n in range(1, MOST_WINDOWS + 1) if peak_bytes(whole, tokens, n) <= room_with_there), 0)
+        least = (n for n in range(1, MOST_WINDOWS + 1) if _at_once(whole, hand_over, tokens, n) <= room_with_there)
+        windows = next(least, 0)
     answers = answers_bytes(tokens.total) if "inference" not in there.finished else 0
     a_sample = (whole + answers) / tokens.samples
     return LayoutPlan(
@@ -80,6 +82,10 @@ def _plan_layout(
     )
 
 
+def _at_once(whole: int, hand_over: int, tokens: Tokens, windows: int) -> int:
+    return peak_bytes(whole, tokens, windows) + (hand_over if windows > 1 else 0)
+
+
 def peak_bytes(whole: int, tokens: Tokens, windows: int) -> int:
     """Bytes of states on disk at once: the largest window of training samples, and the held-out ones all the time."""
     training = tokens.samples - tokens.validation_samples
@@ -87,7 +93,9 @@ def peak_bytes(whole: int, tokens: Tokens, windows: int) -> int:
     return -(-whole * at_once // tokens.samples)
 
 
-def choose(asked: Literal["auto"] | Layout, plans: Sequence[LayoutPlan], volume: Volume | None, room: int) -> Choice:
+def choose(
+    asked: Literal["auto"] | Layout, plans: Sequence[LayoutPlan], volume: Volume | None, room: int, windows: int
+) -> Choice:
     """The layout to take.
 
     Args:
@@ -96,13 +104,21 @@ def choose(asked: Literal["auto"] | Layout, plans: Sequence[LayoutPlan], volume:
         plans: The layouts, the most faithful first.
         volume: Where states are written; None where nothing is known of it.
         room: As in ``plan_layouts``.
+        windows: 1: none are wanted; more: so many are; 0: as few as fit.
     """
     if volume is None:
         layout = plans[0].layout if asked == "auto" else asked
-        return Choice(layout, 1, "nothing is known of the free space")
+        return Choice(layout, max(1, windows), "nothing is known of the free space")
+    if windows > 1:
+        in_them = [plan for plan in plans if asked in ("auto", plan.layout) and 0 < plan.windows <= windows]
+        layout = in_them[0].layout if in_them else plans[-1].layout if asked == "auto" else asked
+        fits = "fits" if in_them else "does not fit"
+        return Choice(layout, windows, f"the recipe asks for {windows} windows, and {layout} in them {fits}")
     if asked != "auto":
         plan = next(plan for plan in plans if plan.layout == asked)
-        return Choice(plan.layout, plan.windows, f"the recipe asks for it; {_fit(plan, volume, room)}")
+        any_whole = any(plan.fits_whole for plan in plans)
+        so = f"; nothing fits whole, so it takes {plan.windows} windows" if windows == 0 and not any_whole else ""
+        return Choice(plan.layout, plan.windows, f"the recipe asks for it; {_fit(plan, volume, room)}{so}")
     whole = [plan for plan in plans if plan.fits_whole]
     if whole:
         taken = whole[0]

@@ -73,6 +73,11 @@ def training_bytes(recipe: Recipe, facts: ModelFacts) -> int:
     return drafter_parameters(recipe, facts) * each
 
 
+def hand_over_bytes(recipe: Recipe, facts: ModelFacts) -> int:
+    """Bytes of the checkpoint that a window goes on from, and that stays until it is trained on."""
+    return drafter_parameters(recipe, facts) * CHECKPOINT_BYTES_PER_PARAMETER
+
+
 def drafter_bytes(recipe: Recipe, facts: ModelFacts) -> int:
     """Bytes of the drafter that training starts from, in float32; one in a folder of the user's is not copied."""
     if recipe.drafter.source is not None and recipe.drafter.source.kind == "folder":

@@ -9,7 +9,7 @@ from tasks.hidden_states.layout import Layout
 from tasks.recipe import ModelFacts, Recipe
 from tasks.system.plan.hours import Rate, StageHours, stage_hours, total_seconds
 from tasks.system.plan.layouts import Choice, LayoutPlan, choose, peak_bytes, plan_layouts
-from tasks.system.plan.needs import STAGES, Need, OnDisk, fixed_needs, largest_file, states_need
+from tasks.system.plan.needs import STAGES, Need, OnDisk, fixed_needs, hand_over_bytes, largest_file, states_need
 from tasks.system.plan.tokens import Tokens
 from tasks.system.plan.volumes import Space, Volume, VolumeNeeds, by_volume, file_size_limit, room_bytes
 
@@ -28,8 +28,9 @@ class Ground:
     rates: Mapping[str, Rate]
     cache_folder: Path | None = None
     """vLLM's own cache, where it is on this machine."""
-    in_windows: bool = False
-    """States are captured, trained on and deleted slice by slice where they do not fit whole."""
+    windows: int = 1
+    """Slices whose states are captured, trained on and deleted one after the other; 0: as few as fit where nothing
+    fits whole."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,16 @@ def make_plan(ground: Ground, tokens: Tokens, layout: Literal["auto"] | Layout) 
     room = room_bytes(states_path, needs, ground.space) if ground.space else 1 << 62
     volume = ground.space.volume_of(states_path) if ground.space else None
     layouts = plan_layouts(recipe, facts, tokens, there, room)
-    choice = choose(layout, layouts, volume, room)
+    choice = choose(layout, layouts, volume, room, ground.windows)
     taken = next(plan for plan in layouts if plan.layout == choice.layout)
-    windows = max(1, choice.windows) if ground.in_windows else 1
+    # Where another layout would fit whole, people choose between that and windows.
+    in_windows = ground.windows > 1 or (ground.windows == 0 and not any(plan.fits_whole for plan in layouts))
+    windows = max(1, choice.windows) if in_windows else 1
     at_once = peak_bytes(taken.store_bytes, tokens, windows)
     needs.append(states_need(there, choice.layout, at_once, tokens, windows, ground.data_root))
+    if windows > 1 and "training" not in there.finished:
+        basis = "the checkpoint that one window hands over to the next"
+        needs.append(Need("training", hand_over_bytes(recipe, facts), ground.data_root / "trained", basis))
     needs = sorted((need for need in needs if need.need_bytes), key=lambda need: STAGES.index(need.stage))
     return Plan(
         tokens=tokens,
