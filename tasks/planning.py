@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -141,12 +142,10 @@ def on_disk(run: Run) -> OnDisk:
         return OnDisk(finished=frozenset(done), target_is_ready=target_ready, bytes_there=there)
     responses = _look(run, responses_stage(run), "inference", done, there)
     answered = 0 if responses else min(_lines(answers_journal(run)), recipe_samples(run.recipe))
-    states_bytes: dict[str, int] = {}
-    if responses and drafter:
-        states_bytes = _look_downstream(run, responses, drafter, done, there)
     if responses:
         done.add("server-load")  # the server is for the answers; later loads have lines of their own
-    return OnDisk(frozenset(done), target_ready, there, states_bytes, answered)
+    found = OnDisk(frozenset(done), target_ready, there, answered_samples=answered)
+    return _look_downstream(run, responses, drafter, found) if responses and drafter else found
 
 
 def _look(run: Run, stage: Stage, name: str, done: set[str], there: dict[str, int]) -> Product | None:
@@ -157,27 +156,32 @@ def _look(run: Run, stage: Stage, name: str, done: set[str], there: dict[str, in
     return None
 
 
-def _look_downstream(
-    run: Run, responses: Product, drafter: Product, done: set[str], there: dict[str, int]
-) -> dict[str, int]:
-    """Of states and what follows them; the bytes of states that are begun, by layout."""
-    states_bytes: dict[str, int] = {
-        name: bytes_in(states_stage_in(run, responses, drafter, name).folder) for name in LAYOUTS
-    }
+def _look_downstream(run: Run, responses: Product, drafter: Product, there: OnDisk) -> OnDisk:
+    """Of states, window by window, and what follows them."""
+    states_bytes: dict[str, int] = {}
+    for layout in LAYOUTS:
+        states_bytes[layout] = bytes_in(states_stage_in(run, responses, drafter, layout).folder)
     kept = _kept_choice(run, responses, drafter)
     if kept is None:
-        return states_bytes
-    links = chain(run, responses, drafter)
-    trainings = [link.training for link in links if link.training is not None]
+        return replace(there, states_bytes=states_bytes)
+    done, bytes_there, links = set(there.finished), dict(there.bytes_there), chain(run, responses, drafter)
     states_bytes[kept[0]] = sum(bytes_in(link.states.folder) for link in links)
-    there["training"] = sum(bytes_in(training.folder) for training in trainings)
-    last = links[-1]
-    if all(link.is_settled for link in links):
-        done |= {"extraction", "training"}
-        _look(run, evaluation_stage(run, product_of(trainings[-1])), "evaluation", done, there)
-    elif last.training is not None and last.states.manifest() is not None:
+    bytes_there["training"] = sum(bytes_in(link.training.folder) for link in links if link.training is not None)
+    captured = [link.is_settled or link.states.manifest() is not None for link in links]
+    trained, last = [link.is_settled for link in links], links[-1].training
+    if captured[-1]:
         done.add("extraction")
-    return states_bytes
+    if trained[-1] and last is not None:
+        done |= {"extraction", "training"}
+        _look(run, evaluation_stage(run, product_of(last)), "evaluation", done, bytes_there)
+    return replace(
+        there,
+        finished=frozenset(done),
+        bytes_there=bytes_there,
+        states_bytes=states_bytes,
+        captured_share=sum(captured) / len(captured),
+        trained_share=sum(trained) / len(trained),
+    )
 
 
 def bytes_in(folder: Path) -> int:

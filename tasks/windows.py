@@ -5,6 +5,7 @@ So it is decided backwards: what comes after counts, and what led to it may be g
 """
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,8 +33,21 @@ def all_windows(count: int) -> list[Window]:
     return [Window(index, count) for index in range(count)]
 
 
-def chain(run: Run, responses: Product, drafter: Product) -> list[Link]:
+def _seen(run: Run, stage: Stage) -> Manifest | None:
+    """What was made here once, used up or not."""
+    return finished(run, stage) or stage.consumed()
+
+
+def chain(
+    run: Run, responses: Product, drafter: Product, seen: Callable[[Run, Stage], Manifest | None] = _seen
+) -> list[Link]:
     """Follow the windows through what is on disk.
+
+    Args:
+        run: The run.
+        responses: The answers.
+        drafter: The drafter that training starts from.
+        seen: Finds the manifest of a stage that leads on.
 
     Raises:
         NotChosenYet: Layout and windows of these states are not chosen yet.
@@ -42,9 +56,9 @@ def chain(run: Run, responses: Product, drafter: Product) -> list[Link]:
     previous: Product | None = None
     for window in all_windows(resolved_windows(run, responses, drafter)):
         states = states_stage(run, responses, drafter, window)
-        captured = _seen(run, states) if window.index == 0 or previous is not None else None
+        captured = seen(run, states) if window.index == 0 or previous is not None else None
         training = captured and training_stage(run, product_of(states, captured), drafter, previous)
-        trained = training and _seen(run, training)
+        trained = training and seen(run, training)
         previous = product_of(training, trained) if training and trained else None
         found.append((window, states, training or None))
     links: list[Link] = []
@@ -54,11 +68,6 @@ def chain(run: Run, responses: Product, drafter: Product) -> list[Link]:
         )
         links.insert(0, Link(window, states, training, is_settled))
     return links
-
-
-def _seen(run: Run, stage: Stage) -> Manifest | None:
-    """What was made here once, used up or not."""
-    return finished(run, stage) or stage.consumed()
 
 
 def captured(run: Run, responses: Product, drafter: Product, window: Window = WHOLE) -> Manifest | None:

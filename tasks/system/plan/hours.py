@@ -69,12 +69,15 @@ def stage_hours(
     epochs, prompts = recipe.training.epochs, recipe.prompts.evaluation_samples
     mean_answer = min(recipe.evaluation.max_new_tokens, tokens.answer_tokens / tokens.samples)
     asked = round(EVALUATION_ARMS * prompts * mean_answer)
+    captured = round(tokens.total * (1 - there.captured_share))
+    trained = round(tokens.total * epochs * (1 - there.trained_share))
+    loads = max(1, round(windows * (1 - there.captured_share)))
     lines = [
         _loads("server-load", 1, rates),
         _work("inference", "answers", answers, "generation", rates),
-        _loads("extraction", max(1, windows), rates),
-        _work("extraction", "capture", tokens.total, "extraction", rates),
-        _work("training", f"{epochs} epoch{'s' * (epochs > 1)}", tokens.total * epochs, "training", rates),
+        _loads("extraction", loads, rates),
+        _work("extraction", "capture", captured, "extraction", rates),
+        _work("training", f"{epochs} epoch{'s' * (epochs > 1)}", trained, "training", rates),
         _loads("evaluation", EVALUATION_ARMS, rates),
         _work("evaluation", f"{EVALUATION_ARMS} x {prompts} prompts", asked, "evaluation", rates),
     ]

@@ -49,6 +49,10 @@ class OnDisk:
     """Layout to bytes of a store that is begun."""
     answered_samples: int = 0
     """In the journal, of those that are asked."""
+    captured_share: float = 0.0
+    """Of the windows, those whose states are there or used up."""
+    trained_share: float = 0.0
+    """Of the windows, those that are trained on."""
 
 
 def store_bytes(recipe: Recipe, facts: ModelFacts, layout: str, tokens: int, samples: int) -> int:
