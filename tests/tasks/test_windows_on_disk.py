@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from prefect import flow
@@ -32,7 +31,6 @@ COUNT = 3
 # before would have left. 120 samples of 40 tokens; each window's store is a part of the whole.
 MAKE_INPUTS = """
 import sys
-from pathlib import Path
 import small_states
 small_states.HIDDEN = 256
 from tasks.eagle3.initialize import initialize
