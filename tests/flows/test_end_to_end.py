@@ -18,6 +18,7 @@ pytestmark = pytest.mark.vllm
 TINY = {
     # CPUs without AVX-512 emulate bfloat16, at a quarter of the speed.
     "target.dtype": "float32",
+    "training.autocast": "float32",
     "prompts.training_samples": 40,
     "prompts.validation_samples": 4,
     "prompts.evaluation_samples": 20,

@@ -28,13 +28,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow_fault, pytest.mark.fault("kill-
 TINY = {
     # CPUs without AVX-512 emulate bfloat16, at a quarter of the speed.
     "target.dtype": "float32",
+    "training.autocast": "float32",
     "prompts.training_samples": 92,
     "prompts.validation_samples": 4,
     "prompts.evaluation_samples": 20,
     "inference.max_new_tokens": 24,
     "inference.in_flight": 16,
     "extraction.shard_bytes": 4_000_000,
-    "training.epochs": 6,
+    "training.epochs": 3,
     "training.checkpoint_every_seconds": 2,
     "training.validate_every_steps": 40,
     "evaluation.max_new_tokens": 12,
