@@ -8,11 +8,11 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from flows import local_api, plan_cli, store_cli
+from flows import local_api, store_cli
 from flows.recipes import RECIPES, Overrides, RefreshName, named
-from flows.settings import add_changes, parse_changes
-from tasks.errors import HeroRunError
+from tasks.errors import HeroRunError, RecipeError
 from tasks.recipe import Recipe, from_json
+from tasks.system.report import Report, table_rows, text_table
 from tasks.system.run import Product
 
 EXIT_STOPPED = 130
@@ -46,7 +46,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run a recipe; finished stages are not repeated", description=_RUN_TEXT)
     run.add_argument("recipe", help="a name from `hero-run recipes`")
-    add_changes(run)
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="changes",
+        help="change a recipe field, such as training.epochs=2; may be given several times",
+    )
     run.add_argument("--data-root", metavar="DIR", help="folder that everything is written under")
     run.add_argument(
         "--refresh",
@@ -60,7 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(action=_run)
     recipes = commands.add_parser("recipes", help="list the recipes")
     recipes.set_defaults(action=_recipes)
-    plan_cli.add_command(commands)
     store_cli.add_commands(commands)
     ui = commands.add_parser("ui", help="serve Prefect's UI with the runs so far, until Ctrl-C")
     _add_ui_port(ui)
@@ -81,6 +87,29 @@ def _add_ui_port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ui-port", type=int, default=default, metavar="N", help=text)
 
 
+def parse_changes(settings: list[str]) -> dict[str, Any]:
+    """``a.b=1`` settings as nested changes; a value is JSON, or else the text itself.
+
+    Raises:
+        RecipeError: A setting has no ``=``.
+    """
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or not name:
+            raise RecipeError(f"--set takes FIELD=VALUE, such as training.epochs=2; found {setting!r}.")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        *parents, last = name.split(".")
+        inner = changes
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
+    return changes
+
+
 def _run(parsed: argparse.Namespace) -> int:
     changes = parse_changes(parsed.changes)
     if parsed.data_root:
@@ -95,8 +124,6 @@ def _run(parsed: argparse.Namespace) -> int:
 
     require_api()
     product = _product_or_exit(parsed.recipe, Overrides(**changes) if changes else None, parsed.refresh)
-    from tasks.system.report import Report, table_rows, text_table  # matplotlib and openai with it, which take a second
-
     report = from_json(Report, json.dumps(product.facts))
     print(f"\n{text_table(table_rows(report))}\n\n{report.verdict.sentence(report.settings['confidence'])}")
     print(f"{report.speed_sentence}\nreport: {product.folder}\n\n{report.last_line()}")
