@@ -1,10 +1,8 @@
 """Somebody else's vLLM server: awaited, checked and used; stopped only when the user said so."""
 
-import json
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import psutil
 from tasks.errors import BadInput, GaveUp, PermanentError
 from tasks.recipe import Server
 from tasks.system.processes import raise_if_stopping
-from tasks.system.vllm_server import Endpoint, listed_models
+from tasks.system.vllm_server import Endpoint, listed_models, say_hello
 
 POLL_SECONDS = 1.0
 KILL_WAIT_SECONDS = 20.0
@@ -98,8 +96,7 @@ def _chosen(models: list[dict[str, Any]], wanted_id: str, target_name: str, base
 
 
 def _require_token_ids(endpoint: Endpoint, timeout_seconds: float) -> None:
-    body = {"model": endpoint.model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
-    reply = _post(endpoint, {**body, "return_token_ids": True}, timeout_seconds)
+    reply = _greeted(endpoint, timeout_seconds)
     if not reply.get("prompt_token_ids") or not reply["choices"][0].get("token_ids"):
         raise BadInput(
             f"the server at {endpoint.base_url} answers without token ids (return_token_ids): it is not a vLLM of "
@@ -107,12 +104,9 @@ def _require_token_ids(endpoint: Endpoint, timeout_seconds: float) -> None:
         )
 
 
-def _post(endpoint: Endpoint, body: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
-    url, data = f"{endpoint.base_url}/v1/chat/completions", json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+def _greeted(endpoint: Endpoint, timeout_seconds: float) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(request, timeout=timeout_seconds) as reply:
-            return json.load(reply)
+        return say_hello(endpoint, timeout_seconds)
     except urllib.error.HTTPError as error:
         raise BadInput(
             f"the server at {endpoint.base_url} refuses a short request with HTTP {error.code}: "

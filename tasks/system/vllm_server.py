@@ -211,15 +211,8 @@ def ask_once(endpoint: Endpoint, timeout_seconds: float) -> None:
         EngineRejected: The server answers with an error.
         ChildDied: It does not answer.
     """
-    body = {"model": endpoint.model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
-    request = urllib.request.Request(
-        f"{endpoint.base_url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
     try:
-        with urllib.request.urlopen(request, timeout=timeout_seconds) as reply:
-            reply.read()
+        say_hello(endpoint, timeout_seconds)
     except urllib.error.HTTPError as error:
         raise EngineRejected(
             f"the vLLM server at {endpoint.base_url} lists its model but answers a short request with HTTP "
@@ -230,6 +223,20 @@ def ask_once(endpoint: Endpoint, timeout_seconds: float) -> None:
             f"the vLLM server at {endpoint.base_url} lists its model but does not answer a short request: {error}. "
             f"Log {endpoint.log_path} ends:\n{log_tail(endpoint.log_path)}"
         ) from error
+
+
+def say_hello(endpoint: Endpoint, timeout_seconds: float) -> dict[str, Any]:
+    """The reply to a short chat request, with token ids if the server gives them.
+
+    Raises:
+        OSError: There is none; an ``HTTPError`` if the server refuses the request.
+    """
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
+    data = json.dumps({**body, "return_token_ids": True}).encode()
+    url = f"{endpoint.base_url}/v1/chat/completions"
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=timeout_seconds) as reply:
+        return json.load(reply)
 
 
 def is_healthy(endpoint: Endpoint) -> bool:
