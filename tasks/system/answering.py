@@ -83,13 +83,13 @@ def answer_prompts(
     wanted = prompts.validation + prompts.training
     total, kept = len(wanted), len(wanted) - len(missing)
     for response in read_answers(journal.path, [p.sample_id for p in wanted]):
-        _count(quality, response)
+        quality.count(response)
 
     def keep(outcome: Answer | Rejected, tally: Tally) -> None:
         if isinstance(outcome, Answer):
             response = _response(outcome)
             journal.append(response)
-            _count(quality, response)
+            quality.count(response)
             quality.require(spec)
         else:
             refused.add(outcome.prompt.sample_id)
@@ -103,11 +103,6 @@ def answer_prompts(
     if missing:
         keep_asking(endpoint, restarts, ask, lambda: tally.answered)
     return tally
-
-
-def _count(quality: Quality, response: Response) -> None:
-    ids, reason = response.response_token_ids, response.finish_reason
-    quality.count(response.sample_id, ids, reason, response.text, response.reasoning)
 
 
 def _response(answer: Answer) -> Response:
@@ -157,7 +152,7 @@ def _facts(answered: list[Response], tally: Tally) -> AnswerFacts:
     lengths = [len(response.response_token_ids) for response in answered]
     quality = Quality()
     for response in answered:
-        _count(quality, response)
+        quality.count(response)
     return AnswerFacts(
         training_samples=splits["training"],
         validation_samples=splits["validation"],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tasks.errors import BadProduct
 from tasks.recipe import Inference
+from tasks.system.responses import Response
 
 GRAM_TOKENS = 4
 LOOP_TAIL_TOKENS = 256
@@ -38,14 +39,14 @@ class Quality:
     last_looping: str = field(default="", repr=False)
     """A sample id to look at."""
 
-    def count(self, sample_id: str, token_ids: Sequence[int], finish_reason: str, text: str, reasoning: str) -> None:
+    def count(self, answer: Response) -> None:
         """Take note of one answer."""
         self.answers += 1
-        self.truncated += finish_reason == "length"
-        self.thinking_only += bool(reasoning) and not text
-        if is_looping(token_ids):
+        self.truncated += answer.finish_reason == "length"
+        self.thinking_only += bool(answer.reasoning) and not answer.text
+        if is_looping(answer.response_token_ids):
             self.looping += 1
-            self.last_looping = sample_id
+            self.last_looping = answer.sample_id
 
     def share(self, count: int) -> float:
         """Of the answers so far."""
