@@ -12,7 +12,6 @@ from flows import local_api, store_cli
 from flows.recipes import RECIPES, Overrides, RefreshName, named
 from tasks.errors import HeroRunError, RecipeError
 from tasks.recipe import Recipe, from_json
-from tasks.system.report import Report, table_rows, text_table
 from tasks.system.run import Product
 
 EXIT_STOPPED = 130
@@ -124,6 +123,9 @@ def _run(parsed: argparse.Namespace) -> int:
 
     require_api()
     product = _product_or_exit(parsed.recipe, Overrides(**changes) if changes else None, parsed.refresh)
+    # With it come plotting and the client of vLLM, which the other commands need not wait for.
+    from tasks.system.report import Report, table_rows, text_table
+
     report = from_json(Report, json.dumps(product.facts))
     print(f"\n{text_table(table_rows(report))}\n\n{report.verdict.sentence(report.settings['confidence'])}")
     print(f"{report.speed_sentence}\nreport: {product.folder}\n\n{report.last_line()}")
