@@ -20,7 +20,7 @@ from tests.conftest import PROJECT
 from tests.flows.test_end_to_end import LAST_LINE, TINY, free_port
 from tests.system.disk_peak import Peak
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow_fault]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow_fault, pytest.mark.fault("disk-fills")]
 
 COUNT = 3
 CHANGES = {**TINY, "prompts.training_samples": 120, "prompts.validation_samples": 6, "extraction.windows": COUNT}

@@ -104,6 +104,7 @@ def stored_fault(layout: str, aux_TAD: torch.Tensor, final_TD: torch.Tensor, tok
         (lambda aux, final: set_(aux, (3, 5), float("inf")), "layer 9 has NaN or infinite"),
         (lambda aux, final: set_(final, (7, 0), -float("inf")), "the final state has NaN or infinite"),
         (lambda aux, final: set_(aux, slice(None), 0.0), "all columns of layer 2 are equal"),
+        (lambda aux, final: aux.mul_(0.0), "all columns of layer 2 are equal"),  # zeros of both signs
         (lambda aux, final: set_(final, slice(None), 3.5), "all columns of the final state are equal"),
         (lambda aux, final: set_(final, slice(None), final[:, :1].clone()), "all columns of the final state"),
         (lambda aux, final: set_(final, slice(None), final[:1].clone()), "the final state is the same for every"),

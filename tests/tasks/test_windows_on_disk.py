@@ -31,6 +31,8 @@ COUNT = 3
 # before would have left. 120 samples of 40 tokens; each window's store is a part of the whole.
 MAKE_INPUTS = """
 import sys
+from pathlib import Path
+
 import small_states
 small_states.HIDDEN = 256
 from tasks.eagle3.initialize import initialize
@@ -110,7 +112,7 @@ def train(run: Run, responses: Product, drafter: Product) -> Product:
     return trained
 
 
-@pytest.mark.slow_fault
+@pytest.mark.fault("disk-fills")
 def test_the_last_window_leaves_the_drafters_and_nothing_else_is_left(run, made):
     trained = made[0]
     assert (trained.folder / "best" / "model.safetensors").exists()
@@ -118,7 +120,7 @@ def test_the_last_window_leaves_the_drafters_and_nothing_else_is_left(run, made)
     assert not list((run.data_root / "trained").rglob("*.pt"))
 
 
-@pytest.mark.slow_fault
+@pytest.mark.fault("disk-fills")
 def test_at_most_one_windows_states_were_on_disk_as_planned(run, made, happened):
     _, peak, _, answers = made
     tokens, facts = counted_tokens(answers.facts), model_facts(run.recipe, target_folder(run))
@@ -127,7 +129,7 @@ def test_at_most_one_windows_states_were_on_disk_as_planned(run, made, happened)
     assert peak.each[0] == pytest.approx(planned, rel=0.05)
 
 
-@pytest.mark.slow_fault
+@pytest.mark.fault("disk-fills")
 def test_states_checkpoints_and_hand_overs_together_took_no_more_than_planned(run, made, happened):
     _, peak, _, answers = made
     tokens, facts = counted_tokens(answers.facts), model_facts(run.recipe, target_folder(run))
@@ -137,7 +139,7 @@ def test_states_checkpoints_and_hand_overs_together_took_no_more_than_planned(ru
     assert peak.all <= planned
 
 
-@pytest.mark.slow_fault
+@pytest.mark.fault("disk-fills")
 def test_a_second_start_captures_and_trains_nothing(made):
     trained, _, again, _ = made
     assert again == trained and captures == []
