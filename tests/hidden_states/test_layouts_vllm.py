@@ -19,18 +19,24 @@ from tasks.hidden_states.layout import LAYOUTS
 from tasks.hidden_states.reader import StateReader
 from tasks.recipe import Drafter, Training
 from tasks.system.child import Reporter
-from tests.hidden_states.samples import DRAFT_VOCAB_TOKENS, LAYER_IDS, STEP_TOKENS, make_spec, run_capture
+from tests.hidden_states.samples import DRAFT_VOCAB_TOKENS, LAYER_IDS, STEP_TOKENS, make_spec, run_capture, shortened
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")
-def captured(engine, target_folder, responses, tmp_path_factory):
+def cut(responses):
+    """The samples, none longer than 120 tokens: each is prefilled three times."""
+    return shortened(responses, 90)
+
+
+@pytest.fixture(scope="module")
+def captured(engine, target_folder, cut, tmp_path_factory):
     """Layout to what was captured and a reader of it."""
     found = {}
     for layout in LAYOUTS:
         folder = tmp_path_factory.mktemp(layout)
-        spec = make_spec(target_folder, responses, folder, layout=layout, max_batched_tokens=STEP_TOKENS)
+        spec = make_spec(target_folder, cut, folder, layout=layout, max_batched_tokens=STEP_TOKENS)
         found[layout] = (run_capture(engine, spec, folder), StateReader(spec.out_folder))
     return found
 
@@ -55,9 +61,9 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_sample_is_there_and_the_teacher_agrees(captured, responses, layout):
+def test_every_sample_is_there_and_the_teacher_agrees(captured, cut, layout):
     work, reader = captured[layout]
-    assert {entry.sample_id for entry in reader.samples} == {r.sample_id for r in responses}
+    assert {entry.sample_id for entry in reader.samples} == {r.sample_id for r in cut}
     assert check_teacher(work.agrees, reader._folder) >= 0.97
 
 
@@ -103,7 +109,14 @@ def test_trainings_from_every_layout_have_close_losses(captured, target_folder, 
         InitialDrafterSpec(target_folder=target_folder, out_folder=tmp_path / "initial", drafter=drafter),
         Reporter(tmp_path / "progress"),
     )
-    training = Training(pack_tokens=512, learning_rate=1e-3, validate_every_steps=1000, device="cpu", train_head=False)
+    training = Training(
+        pack_tokens=256,
+        learning_rate=1e-3,
+        validate_every_steps=1000,
+        device="cpu",
+        train_head=False,
+        autocast="float32",  # CPUs without AVX-512 emulate bfloat16
+    )
     losses = {}
     for layout, (_, reader) in captured.items():
         spec = TrainingSpec(
@@ -113,7 +126,7 @@ def test_trainings_from_every_layout_have_close_losses(captured, target_folder, 
             out_folder=tmp_path / layout,
             reserve_bytes=0,
             drafter=drafter,
-            training=dataclasses.replace(training, epochs=1),
+            training=dataclasses.replace(training, epochs=2),
         )
         train(spec, Reporter(tmp_path / "progress"))
         rows = csv.DictReader((tmp_path / layout / "curve.csv").open())

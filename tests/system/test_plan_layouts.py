@@ -55,13 +55,18 @@ def test_when_nothing_fits_whole_the_fewest_windows_are_taken_and_then_the_most_
 def test_a_layout_that_the_recipe_names_is_not_overruled():
     choice = plan(recipe=kimi(extraction={"layout": "bf16"})).choice
     assert (choice.layout, choice.windows) == ("bf16", 3)
-    assert choice.reason.startswith("the recipe asks for it; bf16 whole, 5.40 TB, is")
+    assert choice.reason.startswith("the recipe asks for bf16; bf16 whole, 5.40 TB, is")
 
 
 def test_where_not_even_many_windows_fit_it_says_so():
     found = plan(free=80 * GB)
     assert (found.choice.windows, found.fits) == (0, False)
     assert "nothing fits, not even in 64 windows" in found.choice.reason
+
+
+def test_where_not_even_many_windows_of_a_named_layout_fit_it_says_so():
+    choice = plan(free=80 * GB, recipe=kimi(extraction={"layout": "bf16"}), windows=0).choice
+    assert choice.reason.endswith("; nothing fits whole, not even in 64 windows")
 
 
 def test_a_window_has_its_share_of_the_training_samples_and_all_held_out_ones():

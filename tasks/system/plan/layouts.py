@@ -116,9 +116,11 @@ def choose(
         return Choice(layout, windows, f"the recipe asks for {windows} windows, and {layout} in them {fits}")
     if asked != "auto":
         plan = next(plan for plan in plans if plan.layout == asked)
-        any_whole = any(plan.fits_whole for plan in plans)
-        so = f"; nothing fits whole, so it takes {plan.windows} windows" if windows == 0 and not any_whole else ""
-        return Choice(plan.layout, plan.windows, f"the recipe asks for it; {_fit(plan, volume, room)}{so}")
+        reason = f"the recipe asks for {asked}; {_fit(plan, volume, room)}"
+        if windows == 0 and not any(plan.fits_whole for plan in plans):
+            how = f"so it takes {plan.windows}" if plan.windows else f"not even in {MOST_WINDOWS}"
+            reason += f"; nothing fits whole, {how} windows"
+        return Choice(plan.layout, plan.windows, reason)
     whole = [plan for plan in plans if plan.fits_whole]
     if whole:
         taken = whole[0]
