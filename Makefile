@@ -19,7 +19,8 @@ help:
 	@echo "make ui           Prefect's UI with the runs so far"
 	@echo "make test         all tests, real vLLM included"
 	@echo "make test-faults  what others fell over: every fault made to happen, one line for each"
-	@echo "make bench-layouts  what smaller hidden states cost in acceptance length, about 40 minutes (QUICK=1: minutes)"
+	@echo "make bench-layouts  what smaller hidden states cost in acceptance length, an hour or two; goes on where it was (QUICK=1: minutes)"
+	@echo "                  without AVX-512: SET='target.dtype=float32 training.autocast=float32'"
 	@echo "make lint         ruff and mypy"
 	@echo "make install      the two environments: $(FLOW) (flow) and $(ENGINE) (vLLM, torch)"
 
