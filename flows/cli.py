@@ -17,6 +17,8 @@ from tasks.system.run import Product
 
 EXIT_STOPPED = 130
 """The run was cancelled or told to stop: what shells say of Ctrl-C."""
+EXIT_UNREAD = 141
+"""Whoever read the output stopped reading: what shells say of SIGPIPE."""
 
 API_STAYED_AWAY = (
     "the Prefect API stayed away for so long that the run was given up; what is finished stays on disk. "
@@ -28,7 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parsed = _parser().parse_args(arguments)
     try:
-        return parsed.action(parsed)
+        code = parsed.action(parsed)
+        sys.stdout.flush()  # here, where an error can be caught, and not when the interpreter ends
+        return code
+    except BrokenPipeError:  # `hero-run plan ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
     except HeroRunError as error:
         print(f"hero-run: {error}", file=sys.stderr)
         return 1

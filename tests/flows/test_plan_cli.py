@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flows.cli import main
+from flows.cli import EXIT_UNREAD, main
 from tasks.system.manifest import MANIFEST_NAME
 from tests.conftest import PROJECT
 from tests.system.small_data_root import fill, small_run
@@ -248,3 +248,11 @@ def test_it_imports_neither_torch_nor_prefect_and_opens_no_connection():
     )
     command = [sys.executable, "-c", program, *REFERENCE]
     subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_reader_that_stops_reading_gets_no_traceback():
+    command = [sys.executable, "-m", "flows.cli", "plan", "kimi-k25", "--free", "2.8TB"]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as plan:
+        plan.stdout.close()
+        said = plan.stderr.read()
+    assert (plan.returncode, said) == (EXIT_UNREAD, "")
