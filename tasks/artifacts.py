@@ -18,7 +18,7 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
-from tasks.system.engine_child import OnProgress, Progress
+from tasks.system.engine_child import ETA_SECONDS, OnProgress, Progress
 
 ARTIFACT_EVERY_SECONDS = 2.0
 LOG_EVERY_SECONDS = 30.0
@@ -89,8 +89,9 @@ def describe(progress: Progress, gained: float, seconds: float) -> str:
     if gained > 0 and seconds > 0:
         text += f", {readable_number(gained / seconds)} {progress.unit}/s"
         if progress.total > progress.done:
-            text += f", ETA {readable_seconds((progress.total - progress.done) * seconds / gained)}"
-    known = {name: value for name, value in progress.figures.items() if value is not None}
+            eta = progress.figures.get(ETA_SECONDS, (progress.total - progress.done) * seconds / gained)
+            text += f", ETA {readable_seconds(eta)}"
+    known = {k: value for k, value in progress.figures.items() if value is not None and k != ETA_SECONDS}
     figures = ", ".join(f"{name.replace('_', ' ')} {readable_number(value)}" for name, value in known.items())
     return f"{text}; {figures}" if figures else text
 

@@ -19,7 +19,8 @@ from tasks.system.engine_child import run_in_engine
 from tasks.system.hub import Fetched, Patience, fetch_checkpoint
 from tasks.system.manifest import write_manifest
 from tasks.system.model_folder import check_checkpoint
-from tasks.system.plan import drafter_parameters, model_facts
+from tasks.system.plan.model import model_facts
+from tasks.system.plan.needs import drafter_bytes
 from tasks.system.run import Product, Run, product_of
 from tasks.system.target import ensure_target, target_folder
 
@@ -30,7 +31,7 @@ def need_bytes(run: Run) -> int:
     """A float32 drafter of the target's width; of a download the exact need is known, and asked, when it is listed."""
     if run.recipe.drafter.source is not None:
         return 0
-    return drafter_parameters(run.recipe, model_facts(run.recipe, target_folder(run))) * 4
+    return drafter_bytes(run.recipe, model_facts(run.recipe, target_folder(run)))
 
 
 @stage_task(

@@ -11,7 +11,7 @@ from tasks.policies import stage_task
 from tasks.stages import evaluation_stage, prompts_path
 from tasks.system.acceptance import ARM_NAMES, measure_arms
 from tasks.system.manifest import write_manifest
-from tasks.system.plan import REPORT_BYTES
+from tasks.system.plan.needs import REPORT_BYTES
 from tasks.system.prompts import load_prompts
 from tasks.system.report import PICTURE_NAME, build_report, markdown_report, table_rows, write_report
 from tasks.system.run import Product, Run, product_of, require_content

@@ -1,6 +1,7 @@
 """The extraction task: the target's hidden states over every answer, captured inside vLLM."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 from prefect.logging import get_run_logger
 
@@ -8,34 +9,39 @@ from tasks import artifacts
 from tasks.drafter import fetch_from_hub
 from tasks.hidden_states.index import INDEX_NAME
 from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
+from tasks.hidden_states.windows import Window, size_of_window
+from tasks.planning import bytes_in
 from tasks.policies import stage_task
-from tasks.stages import states_stage, training_stage
+from tasks.stages import resolved_layout, states_stage
+from tasks.system import timings
 from tasks.system.disk import reserve_bytes
 from tasks.system.engine_child import run_in_engine
-from tasks.system.manifest import Manifest, write_manifest
-from tasks.system.plan import model_facts, states_need_bytes
-from tasks.system.responses import RESPONSES_NAME
-from tasks.system.run import Product, Run, finished, product_of, require_content
+from tasks.system.manifest import write_manifest
+from tasks.system.plan.model import model_facts
+from tasks.system.plan.needs import store_bytes
+from tasks.system.plan.tokens import counted_tokens
+from tasks.system.responses import RESPONSES_NAME, read_responses
+from tasks.system.run import Product, Run, product_of, require_content
 from tasks.system.target import ensure_target, target_folder
+from tasks.windows import captured
 
 MODULE = "tasks.hidden_states.extract"
 
 
-def need_bytes(run: Run, responses: Product, drafter: Product) -> int:
-    """Exact: the lengths are known now."""
-    tokens = responses.facts["prompt_tokens"] + responses.facts["answer_tokens"]
-    samples = responses.facts["training_samples"] + responses.facts["validation_samples"]
-    return states_need_bytes(run.recipe, model_facts(run.recipe, target_folder(run)), tokens, samples)
+def need_bytes(run: Run, responses: Product, drafter: Product, window: Window) -> int:
+    """Exact: the lengths are known now, and what is captured already is not written again."""
+    stage, (samples, tokens) = states_stage(run, responses, drafter, window), window_size(responses, window)
+    facts, layout = model_facts(run.recipe, target_folder(run)), resolved_layout(run, responses, drafter)
+    whole = store_bytes(run.recipe, facts, layout, tokens, samples)
+    return max(0, whole - bytes_in(stage.folder))
 
 
-def captured(run: Run, responses: Product, drafter: Product) -> Manifest | None:
-    """The manifest of the states; also of states that a finished training has used up."""
-    stage = states_stage(run, responses, drafter)
-    if (manifest := finished(run, stage)) is not None:
-        return manifest
-    consumed = stage.consumed()
-    trained = consumed and finished(run, training_stage(run, product_of(stage, consumed), drafter))
-    return consumed if trained else None
+def window_size(responses: Product, window: Window) -> tuple[int, int]:
+    """Samples and tokens of a window."""
+    if window.is_whole:
+        counted = counted_tokens(responses.facts)
+        return counted.samples, counted.total
+    return size_of_window(read_responses(responses.folder / RESPONSES_NAME), window)
 
 
 @stage_task(
@@ -47,10 +53,11 @@ def captured(run: Run, responses: Product, drafter: Product) -> Manifest | None:
     retry_seconds=60,
     timeout_hours=48,
 )
-def extraction(run: Run, responses: Product, drafter: Product) -> Product:
-    """Capture what the store lacks, in a child of the engine environment."""
-    stage = states_stage(run, responses, drafter)
+def extraction(run: Run, responses: Product, drafter: Product, window: Window) -> Product:
+    """Capture what the store of a window lacks, in a child of the engine environment."""
+    stage = states_stage(run, responses, drafter, window)
     require_content(responses)
+    require_content(drafter)
     stage.folder.mkdir(parents=True, exist_ok=True)
     recipe = run.recipe
     spec = ExtractionSpec(
@@ -60,14 +67,21 @@ def extraction(run: Run, responses: Product, drafter: Product) -> Product:
         layer_ids=drafter.facts["layer_ids"],
         reserve_bytes=reserve_bytes(run.data_root, recipe.reserve_share),
         target=recipe.target,
-        extraction=recipe.extraction,
+        extraction=replace(recipe.extraction, layout=resolved_layout(run, responses, drafter)),
+        drafter_folder=Path(drafter.facts["checkpoint"]),
+        draft_vocab_tokens=recipe.drafter.draft_vocab_tokens,
+        window=window,
     )
     environment, stall_seconds = recipe.extraction.engine.environment, recipe.extraction.stall_timeout_seconds
-    with artifacts.progress_artifact("extraction") as on_progress:
+    _, tokens = window_size(responses, window)
+    with (
+        artifacts.progress_artifact("extraction") as publish,
+        timings.metered(run, "extraction", publish, tokens) as on_progress,
+    ):
         result = run_in_engine(
             run.engine_python, MODULE, spec, ExtractionResult, run.log_folder, on_progress, environment, stall_seconds
         )
     facts = asdict(result)
-    shards = facts.pop("shards")
+    shards, files = facts.pop("shards"), [INDEX_NAME, *result.draft_vocab_files]
     get_run_logger().info("captured: %s", facts)
-    return product_of(stage, write_manifest(stage, [INDEX_NAME, *shards], facts, shards, bookkeeping=(INDEX_NAME,)))
+    return product_of(stage, write_manifest(stage, [*files, *shards], facts, shards, bookkeeping=(INDEX_NAME,)))

@@ -6,6 +6,7 @@ from prefect.logging import get_run_logger
 
 from tasks import artifacts
 from tasks.errors import ServerGone
+from tasks.planning import run_tokens
 from tasks.policies import note_fault, stage_task
 from tasks.server import reopen_server
 from tasks.stages import answers_journal, prompts_path, responses_stage
@@ -14,7 +15,7 @@ from tasks.system.answering import DATA_CARD_NAME, answer_prompts, finish_set
 from tasks.system.disk import reserve_bytes
 from tasks.system.journal import Journal
 from tasks.system.manifest import Stage, write_manifest
-from tasks.system.plan import answers_need_bytes
+from tasks.system.plan.needs import answers_bytes
 from tasks.system.prompts import load_prompts
 from tasks.system.responses import RESPONSES_NAME
 from tasks.system.restarts import Restarts
@@ -29,7 +30,7 @@ def place(run: Run, server: Endpoint) -> Stage:
 
 def need_bytes(run: Run, server: Endpoint) -> int:
     """Journal and set, from the expected lengths."""
-    return answers_need_bytes(run.recipe)
+    return answers_bytes(run_tokens(run).total)
 
 
 @stage_task("inference", place=place, need_bytes=need_bytes, retries=2, retry_seconds=30, timeout_hours=48)

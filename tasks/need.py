@@ -12,6 +12,7 @@ from tasks.stages import (
     answers_stage,
     drafter_stage,
     evaluation_stage,
+    resolved_windows,
     responses_stage,
     states_stage,
     training_stage,
@@ -20,6 +21,7 @@ from tasks.system.inventory import Inventory, RunRecord, StageFolder
 from tasks.system.manifest import Stage, recorded
 from tasks.system.run import Product, Run, product_of
 from tasks.system.target import target_stage
+from tasks.windows import chain
 
 KEPT_DAYS = 30
 """A run with changed fields makes what no recipe names; what a run of the last days used is kept all the same."""
@@ -109,11 +111,27 @@ def reach(recipe: Recipe, inventory: Inventory) -> Reach:
 
 
 def _follow_states(found: Reach, inventory: Inventory, run: Run, responses: Product, drafter: Product | None) -> None:
+    if drafter and resolved_windows(run, responses, drafter) > 1:
+        _follow_windows(found, inventory, run, responses, drafter)
+        return
     listed = _listed(inventory, "states", responses=responses.content_sha256)
     for folder in _one_or(partial(states_stage, run, responses, drafter) if drafter else None, listed):
         found.folders.add(folder)
         if states := _product(folder):
             _follow_training(found, inventory, run, folder, states, drafter)
+
+
+def _follow_windows(found: Reach, inventory: Inventory, run: Run, responses: Product, drafter: Product) -> None:
+    links = chain(run, responses, drafter, lambda _, stage: recorded(stage.folder))
+    for link in links:
+        found.folders.add(link.states.folder)
+        if link.training is not None:
+            found.folders.add(link.training.folder)
+            found.trainings.setdefault(link.states.folder, set()).add(link.training.folder)
+    last = links[-1].training
+    if last is not None and (trained := _product(last.folder)):
+        evaluations = _listed(inventory, "evaluations", trained=trained.content_sha256)
+        found.folders |= _one_or(partial(evaluation_stage, run, trained), evaluations)
 
 
 def _follow_training(

@@ -1,8 +1,10 @@
 """What every stage declares to Prefect: its cache key, its retries, its time limit and its need of disk space."""
 
 import functools
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -13,8 +15,9 @@ from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.tasks import exponential_backoff
 
+from tasks import plan_artifacts
 from tasks.errors import ChildDied, GaveUp, HeroRunError, TransientError
-from tasks.system import ledger
+from tasks.system import ledger, timings
 from tasks.system.disk import full_disk, require, reserve_bytes
 from tasks.system.files import write_atomically
 from tasks.system.manifest import Manifest, Stage
@@ -62,15 +65,16 @@ def stage_task(
             reserve = reserve_bytes(run.data_root, run.recipe.reserve_share)
             require(run.data_root, need_bytes(*args, **kwargs), reserve, name)
             raise_if_stopping()  # a pause between two tries cannot be cut short
-            try:
-                return body(*args, **kwargs)
-            except TransientError as error:
-                raise_if_stopping()  # then the child died because it was told to
-                raise _told(run, name, error) from error
-            except OSError as error:
-                if (full := full_disk(error, run.data_root)) is not None:
-                    raise full from error
-                raise
+            with _timed(run, name, lambda: place(*args, **kwargs)):
+                try:
+                    return body(*args, **kwargs)
+                except TransientError as error:
+                    raise_if_stopping()  # then the child died because it was told to
+                    raise _told(run, name, error) from error
+                except OSError as error:
+                    if (full := full_disk(error, run.data_root)) is not None:
+                        raise full from error
+                    raise
 
         return task(
             name=name,
@@ -86,6 +90,19 @@ def stage_task(
         )(as_declared)
 
     return decorate
+
+
+@contextmanager
+def _timed(run: Run, name: str, place: Callable[[], Stage]) -> Iterator[None]:
+    """Note how long a stage took and what it wrote, whatever became of it, and show that beside the plan."""
+    began, written_bytes = time.monotonic(), 0
+    try:
+        yield
+        made_now = place().manifest()
+        written_bytes = made_now.size_bytes if made_now is not None else 0
+    finally:
+        timings.note(run, name, "stage", time.monotonic() - began, written_bytes=written_bytes)
+    plan_artifacts.publish_progress(run)
 
 
 def is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:

@@ -56,12 +56,18 @@ class ModelSource:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What the disk plan needs to know of a model before its checkpoint is there."""
+    """What the plan needs to know of a model before its checkpoint is there."""
 
     weights_bytes: int = runtime("all weight files together", ge=1)
     hidden_size: int = runtime("width of the residual stream", ge=1)
     layers: int = runtime("decoder layers", ge=1)
     vocab_tokens: int = runtime("size of the vocabulary", ge=1)
+    shards: int = runtime("weight files; 0: not known", 0, ge=0)
+    kv_lora_rank: int = runtime("MLA: width of the compressed keys and values; 0: the model has no MLA", 0, ge=0)
+    qk_rope_head_dim: int = runtime("MLA: width of the rotary key; 0: the model has no MLA", 0, ge=0)
+    kv_heads: int = runtime("key and value heads of a layer; 0: not known", 0, ge=0)
+    head_dim: int = runtime("width of a head; 0: not known", 0, ge=0)
+    date: str = runtime("when this was read from the checkpoint (YYYY-MM-DD)", "")
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
 
@@ -159,8 +165,8 @@ class Inference:
         "larger shares of answers cut at max_new_tokens stop the run", 0.5, ge=0, le=1
     )
     most_looping_share: float = runtime("larger shares of answers that repeat themselves stop the run", 0.1, ge=0, le=1)
-    expected_answer_tokens: int = runtime("mean answer length that the disk plan assumes", 2986, ge=1)
-    expected_prompt_tokens: int = runtime("mean prompt length that the disk plan assumes", 782, ge=1)
+    expected_answer_tokens: int = runtime("mean answer length that the plan assumes", 2986, ge=1)
+    expected_prompt_tokens: int = runtime("mean prompt length that the plan assumes", 782, ge=1)
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
 
@@ -169,7 +175,19 @@ class Inference:
 class Extraction:
     """How hidden states are captured and stored."""
 
-    layout: Literal["bf16"] = identity("what is stored for a token", "bf16")
+    layout: Literal["auto", "bf16", "fp8", "fp8+topk"] = identity(
+        "what is stored for a token: states in bfloat16; in float8; or auxiliary states in float8 and, instead of the "
+        "final state, the teacher's highest logits over the draft vocabulary; auto takes the most faithful that fits, "
+        "once for a set of answers",
+        "bf16",
+    )
+    top_k: int = identity("fp8+topk: logits kept of a token", 64, ge=1)
+    windows: int = identity(
+        "slices of the samples whose states are captured, trained on and deleted one after the other; 1: all at once; "
+        "0 takes 1, or as few as fit where nothing fits at once, chosen once for a set of answers",
+        0,
+        ge=0,
+    )
     shard_bytes: int = runtime("size at which a shard is closed", 2_000_000_000, ge=1)
     max_batched_tokens: int = runtime("tokens of one prefill step", 8192, ge=16)
     max_sequences: int = runtime("sequences of one prefill step", 64, ge=1)
@@ -224,6 +242,31 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """The machine that the plan counts with, until an earlier run on the data root has measured it."""
+
+    description: str = runtime("one line for people")
+    gpus: int = runtime("cards that serve the target; 0: a machine without", ge=0)
+    gpu_memory_bytes: int = runtime("memory of one card", 0, ge=0)
+    engine_overhead_bytes: int = runtime("of a card, what vLLM takes beside weights and KV cache", 0, ge=0)
+    free_bytes: int = runtime("free space under the data root, where it cannot be looked at; 0: not known", 0, ge=0)
+    load_seconds: float = runtime("one load of the target", gt=0)
+    generation_tokens_per_second: float = runtime("answer tokens of all requests in flight together", gt=0)
+    extraction_tokens_per_second: float = runtime("prefill with capture, written to disk", gt=0)
+    training_tokens_per_second: float = runtime("prompt and answer tokens of one epoch, on one device", gt=0)
+    evaluation_tokens_per_second: float = runtime("answer tokens at the evaluation's own concurrency", gt=0)
+    training_speedup_all_gpus: list[float] = runtime("least and most that all cards train faster than one", [])
+    prices_per_hour_dollars: list[float] = runtime("lowest and highest price of the machine; empty: it costs none", [])
+    reported_kv_tokens: dict[str, int] = runtime(
+        "KV room that users of this machine report: KV type/context parallelism (bf16/1, fp8/8) to tokens", {}
+    )
+    assumed: list[str] = runtime("fields above that nobody has measured or reported: the plan marks them", [])
+    rented: str = runtime("recipe for a rented machine, to compare with; empty: none", "")
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A whole hero run for one model on one kind of machine."""
 
@@ -231,6 +274,7 @@ class Recipe:
     description: str = runtime("one line for people")
     data_root: str = runtime("folder that everything is written under")
     reserve_share: float = runtime("share of the volume that is left free", 0.05, ge=0, lt=1)
+    hardware: Hardware = runtime("the machine, for the plan")
     target: Target = identity("the model")
     server: Server = runtime("the server that answers the prompts", Server())
     drafter: Drafter = identity("where training starts", Drafter())

@@ -10,11 +10,12 @@ from tasks.drafter import fetch_from_hub
 from tasks.errors import PermanentError
 from tasks.policies import stage_task
 from tasks.stages import answers_journal, prompts_path, responses_stage
+from tasks.system import timings
 from tasks.system.answering import unanswered
 from tasks.system.foreign_server import find_server, take_over
 from tasks.system.journal import answered_ids
 from tasks.system.manifest import Manifest, Stage
-from tasks.system.plan import model_facts
+from tasks.system.plan.model import model_facts, snapshot_differences
 from tasks.system.prompts import load_prompts
 from tasks.system.run import Product, Run
 from tasks.system.target import ensure_target, target_folder, target_is_ready
@@ -56,9 +57,12 @@ def open_server(run: Run, port: int) -> Endpoint:
     if server.endpoint:
         return find_server(server, run.recipe.target.source.name, run.recipe.target.window_tokens, say)
     folder, log_path = ensure_target(run, fetch_from_hub), run.log_folder / "server.log"
+    for difference in snapshot_differences(run.recipe, folder):
+        logger.warning(difference)
     logger.info("starting vLLM on %s; its log is %s", folder, log_path)
     at_port = dataclasses.replace(server, port=port)
-    return start_server(run.engine_python, folder, run.recipe.target, at_port, server.engine, log_path, say)
+    with timings.timed(run, "server-load", "load"):
+        return start_server(run.engine_python, folder, run.recipe.target, at_port, server.engine, log_path, say)
 
 
 def reopen_server(run: Run, server: Endpoint) -> Endpoint:

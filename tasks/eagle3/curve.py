@@ -40,3 +40,15 @@ def write_curve(folder: Path, rows: Sequence[Row], steps: int) -> None:
     content = text.getvalue().encode()
     with room_for(folder, len(content), 0, f"the training curve in {folder}", ADVICE):
         write_atomically(folder / CURVE_NAME, content)
+
+
+def read_curve(folder: Path) -> list[Row]:
+    """The rows that ``write_curve`` wrote; written again they are the same bytes."""
+    with (folder / CURVE_NAME).open(newline="") as source:
+        return [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(source)]
+
+
+def _value(name: str, text: str) -> float | int | None:
+    if not text:
+        return None
+    return int(text) if name in ("step", "positions") else float(text)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tasks.eagle3.unroll import Pack, plan_unroll
 from tasks.errors import BadInput
 from tasks.hidden_states.reader import SampleEntry, StateReader
+from tasks.hidden_states.teacher import cat_teachers
 
 # Above this share of useless samples something is wrong with the masks, not with single samples.
 LARGEST_SKIPPED_SHARE = 0.5
@@ -26,6 +27,10 @@ class Document:
     length_tokens: int
     counted_K: tuple[int, ...]
     """Drafts that count, for every unroll step."""
+
+
+Step = list[list[Document]]
+"""One optimizer step: its packs, each a list of documents."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +70,13 @@ def survey_samples(
     documents, cut, counts_V = [], 0, torch.zeros(vocab_size, dtype=torch.long)
     for done, entry in enumerate(entries):
         progress(done, len(entries))
-        sample = reader.read(entry)
-        length = min(entry.length_tokens, pack_tokens)
-        mask_T = sample.loss_mask_T[:length]
-        counts_V += torch.bincount(sample.token_ids_T[:length][mask_T], minlength=vocab_size)
-        counted = plan_unroll(mask_T, torch.zeros(length, dtype=torch.long), steps).counted
+        sample = reader.read_tokens(entry)
+        document = document_of(entry, sample.loss_mask_T, pack_tokens, steps)
+        length = document.length_tokens
+        counts_V += torch.bincount(sample.token_ids_T[:length][sample.loss_mask_T[:length]], minlength=vocab_size)
         cut += length < entry.length_tokens
-        if counted[0]:
-            documents.append(Document(entry, length, tuple(counted)))
+        if document.counted_K[0]:
+            documents.append(document)
     skipped = len(entries) - len(documents)
     if not documents or skipped > LARGEST_SKIPPED_SHARE * len(entries):
         raise BadInput(
@@ -80,6 +84,13 @@ def survey_samples(
             "Raise training.pack_tokens, or check the loss masks of the hidden-state store."
         )
     return Survey(documents, counts_V, cut, skipped)
+
+
+def document_of(entry: SampleEntry, loss_mask_T: Tensor, pack_tokens: int, steps: int) -> Document:
+    """A sample cut to a pack, with the drafts that count in it."""
+    length = min(entry.length_tokens, pack_tokens)
+    plan = plan_unroll(loss_mask_T[:length], torch.zeros(length, dtype=torch.long), steps)
+    return Document(entry, length, tuple(plan.counted))
 
 
 def pack_documents(documents: Sequence[Document], pack_tokens: int) -> list[list[Document]]:
@@ -97,8 +108,8 @@ def pack_documents(documents: Sequence[Document], pack_tokens: int) -> list[list
 
 def plan_steps(
     documents: Sequence[Document], pack_tokens: int, packs_per_step: int, epochs: int, seed: int
-) -> list[list[list[Document]]]:
-    """All optimizer steps of a training: each is a list of packs, each a list of documents.
+) -> list[Step]:
+    """All optimizer steps of a training.
 
     The order depends on (seed, epoch) and the samples alone, so the number of a step is the data cursor.
     """
@@ -127,5 +138,5 @@ def read_pack(reader: StateReader, documents: Sequence[Document]) -> Pack:
         answer_T=torch.cat([s.loss_mask_T[:n] for s, n in zip(samples, lengths, strict=True)]),
         start_T=torch.repeat_interleave(torch.tensor(starts), torch.tensor(lengths)),
         aux_TAD=torch.cat([s.aux_TAD[:n] for s, n in zip(samples, lengths, strict=True)]),
-        final_TD=torch.cat([s.final_TD[:n] for s, n in zip(samples, lengths, strict=True)]),
+        teacher=cat_teachers([s.teacher[:n] for s, n in zip(samples, lengths, strict=True)]),
     )

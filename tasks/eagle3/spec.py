@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.hidden_states.windows import Window
 from tasks.recipe import Drafter, Training
 
 CHECKPOINTS_NAME = "checkpoints"
 """Sub-folder of a training with its resumable checkpoints: no product, removed once the products are listed."""
+HAND_OVER_NAME = "hand-over"
+"""Sub-folder of a window's training with the one checkpoint that the next window goes on from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,21 @@ class InitialDrafterResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WindowedTraining:
+    """One window of a training over several slices of the samples."""
+
+    window: Window
+    responses_path: Path
+    """The answers of all windows."""
+    longest_tokens: int
+    """Longest sample that was captured, and one more token."""
+    previous_folder: Path | None
+    """Training of the window before; None in the first."""
+    steps_before: int
+    """Optimizer steps of all windows before."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
     """Train a drafter on captured states and export it."""
 
@@ -37,16 +55,19 @@ class TrainingSpec:
     states_folder: Path
     """Hidden-state store."""
     out_folder: Path
-    """Gets ``base/`` and ``best/`` (as vLLM loads them), ``checkpoints/`` and ``curve.csv``."""
+    """Gets ``base/`` and ``best/`` (as vLLM loads them), ``checkpoints/`` and ``curve.csv``; in all windows but the
+    last ``hand-over/`` instead of the drafters."""
     reserve_bytes: int
     """Free space that no checkpoint and no export may take."""
     drafter: Drafter
     training: Training
+    windowed: WindowedTraining | None = None
+    """None: the store has all samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """What the training reached."""
+    """What the training reached, earlier windows included."""
 
     steps: int
     positions: int
@@ -56,7 +77,7 @@ class TrainingResult:
     base_acceptance_length: float
     """Simulated, on the validation samples, before training."""
     best_acceptance_length: float
-    """Simulated, on the validation samples, of the exported drafter."""
+    """Simulated, on the validation samples, of the drafter that is exported, or would be by now."""
     draft_vocab_coverage: float
     """Share of the training answers' tokens that the draft vocabulary holds."""
     files: list[str]

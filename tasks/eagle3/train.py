@@ -6,10 +6,15 @@ read target head, base drafter, hidden-state store
   -> train, from the last checkpoint  out/checkpoints/
   -> export the best                  out/best/, out/curve.csv
 
+With windows, the training goes on from the hand-over of the window before, and all windows but the last export
+nothing: they leave a hand-over in out/hand-over/.
+
 The checkpoints stay: whoever lists the products removes them afterwards, so that a kill in between costs nothing.
 """
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -18,15 +23,19 @@ from tasks.eagle3.checkpoints import Checkpoints
 from tasks.eagle3.curve import CURVE_NAME, write_curve
 from tasks.eagle3.device import checked_device, named_device_faults
 from tasks.eagle3.export import EXPORT_FILES, export_drafter
-from tasks.eagle3.packing import Survey, pack_documents, plan_steps, survey_samples
+from tasks.eagle3.hand_over import read_hand_over, write_hand_over
+from tasks.eagle3.packing import Survey, pack_documents, survey_samples
+from tasks.eagle3.schedule import Schedule, look_ahead, planned_steps
 from tasks.eagle3.spec import CHECKPOINTS_NAME, TrainingResult, TrainingSpec
 from tasks.eagle3.target_head import TargetHead, read_target_head
-from tasks.eagle3.trainer import Trainer
+from tasks.eagle3.trainer import Progress, Trainer
 from tasks.eagle3.validation import Validation
 from tasks.eagle3.vocab_map import most_frequent
 from tasks.eagle3.watch import watched
 from tasks.errors import BadInput
+from tasks.hidden_states.layout import vocab_map_hash
 from tasks.hidden_states.reader import SampleEntry, StateReader
+from tasks.hidden_states.target import read_target_shape
 from tasks.recipe import identity_of
 from tasks.system.child import Reporter, child_main
 
@@ -49,26 +58,63 @@ def train(spec: TrainingSpec, reporter: Reporter) -> TrainingResult:
     _check_states(reader, base, spec)
     survey = _survey(reader, "training", spec, target, reporter)
     held_out = _survey(reader, "validation", spec, target, reporter)
+    schedule, answer_counts_V = _schedule(spec, survey)
     if base.vocab_map is None:
-        base = with_vocabulary(base, most_frequent(survey.answer_counts_V, spec.drafter.draft_vocab_tokens), target)
+        stored = reader.draft_vocab()
+        made = most_frequent(answer_counts_V, spec.drafter.draft_vocab_tokens)
+        base = with_vocabulary(base, made if stored is None else stored.to_map(), target)
     assert base.vocab_map is not None
-    _export(spec, "base", base, base.weights)
+    if _exports(spec):
+        _export(spec, "base", base, base.weights)
     with named_device_faults(spec.training.pack_tokens):
-        trainer = _trainer(spec, base, target, reader, survey, held_out, reporter)
+        trainer = _trainer(spec, base, target, reader, schedule, held_out, reporter)
         try:
-            progress = trainer.run()
+            progress = trainer.run(_handed_over(spec, base))
         finally:
             write_curve(spec.out_folder, trainer.progress.curve, spec.training.unroll_steps)
-    _export(spec, "best", base, progress.best_weights or base.weights)
     return TrainingResult(
         steps=progress.step,
         positions=progress.positions,
         best_step=progress.best_step,
         base_acceptance_length=progress.base_acceptance_length,
         best_acceptance_length=progress.best_acceptance_length,
-        draft_vocab_coverage=base.vocab_map.coverage(survey.answer_counts_V),
-        files=[*(f"{folder}/{name}" for folder in ("base", "best") for name in EXPORT_FILES), CURVE_NAME],
+        draft_vocab_coverage=base.vocab_map.coverage(answer_counts_V),
+        files=[*_products(spec, base, trainer, progress), CURVE_NAME],
     )
+
+
+def _exports(spec: TrainingSpec) -> bool:
+    """Whether the training ends here."""
+    return spec.windowed is None or spec.windowed.window.is_last
+
+
+def _products(spec: TrainingSpec, base: Base, trainer: Trainer, progress: Progress) -> list[str]:
+    """Write what the training leaves; the files, relative to its folder."""
+    if not _exports(spec):
+        return write_hand_over(spec.out_folder, trainer.state(), _identity(spec, base), spec.reserve_bytes)
+    _export(spec, "best", base, progress.best_weights or base.weights)
+    return [f"{folder}/{name}" for folder in ("base", "best") for name in EXPORT_FILES]
+
+
+def _schedule(spec: TrainingSpec, survey: Survey) -> tuple[Schedule, Tensor]:
+    """The steps, and how often each token occurs in the answers of all windows."""
+    steps = planned_steps(survey.documents, spec.training)
+    if spec.windowed is None:
+        return Schedule(steps), survey.answer_counts_V
+    outlook = look_ahead(spec.windowed, spec.training, read_target_shape(spec.target_folder).vocab_tokens)
+    schedule = Schedule(steps, spec.windowed.steps_before, outlook.steps_after)
+    window = spec.windowed.window
+    print(
+        f"window {window.index + 1} of {window.count}: steps {schedule.before + 1} to {schedule.end} "
+        f"of {schedule.total}",
+        flush=True,
+    )
+    return schedule, outlook.answer_counts_V
+
+
+def _handed_over(spec: TrainingSpec, base: Base) -> dict[str, Any] | None:
+    previous = spec.windowed.previous_folder if spec.windowed is not None else None
+    return read_hand_over(previous, _identity(spec, base)) if previous is not None else None
 
 
 def _export(spec: TrainingSpec, name: str, base: Base, weights: dict[str, Tensor]) -> None:
@@ -78,20 +124,39 @@ def _export(spec: TrainingSpec, name: str, base: Base, weights: dict[str, Tensor
 
 
 def _check_states(reader: StateReader, base: Base, spec: TrainingSpec) -> None:
-    if not reader.final_is_normed:
+    store = reader.store
+    if not store.final_is_normed:
         raise BadInput(
             f"{spec.states_folder} holds final states from before the target's final norm; the teacher needs them "
             "after it. Run the extraction again."
         )
-    if tuple(reader.layer_ids) != base.config.layer_ids:
+    if tuple(store.layer_ids) != base.config.layer_ids:
         raise BadInput(
             f"the drafter in {spec.base_folder} reads the layers {list(base.config.layer_ids)}, but "
-            f"{spec.states_folder} holds the layers {reader.layer_ids}. Extract again with the drafter's layers."
+            f"{spec.states_folder} holds the layers {store.layer_ids}. Extract again with the drafter's layers."
         )
-    if reader.hidden_size != base.config.hidden_size:
+    if store.hidden_size != base.config.hidden_size:
         raise BadInput(
-            f"{spec.states_folder} holds states of size {reader.hidden_size}, but the drafter in {spec.base_folder} "
+            f"{spec.states_folder} holds states of size {store.hidden_size}, but the drafter in {spec.base_folder} "
             f"has {base.config.hidden_size}. Extract again with this target."
+        )
+    _check_draft_vocab(reader, base, spec)
+
+
+def _check_draft_vocab(reader: StateReader, base: Base, spec: TrainingSpec) -> None:
+    """Stored logits are about one draft vocabulary, and no other drafter can learn from them."""
+    stored = reader.draft_vocab()
+    if stored is None:
+        return
+    if base.vocab_map is not None:
+        own_tokens, own = len(base.vocab_map.target_ids_W), vocab_map_hash(base.vocab_map.target_ids_W.tolist())
+    else:
+        own_tokens, own = min(spec.drafter.draft_vocab_tokens, stored.vocab_tokens), stored.sha256
+    if (own_tokens, own) != (len(stored.target_ids), stored.sha256):
+        raise BadInput(
+            f"{spec.states_folder} holds logits over a draft vocabulary of {len(stored.target_ids)} tokens with the "
+            f"hash {stored.sha256}, but the drafter in {spec.base_folder} has one of {own_tokens} tokens with the "
+            f"hash {own}. Extract again with this drafter, or train the one that the states were captured for."
         )
 
 
@@ -113,6 +178,9 @@ def _survey(reader: StateReader, split: str, spec: TrainingSpec, target: TargetH
         f"{survey.skipped_samples} without an answer token left out",
         flush=True,
     )
+    if split == "validation" and spec.windowed is not None:
+        # Each window's store has them in other shards; they are judged in one order all the same.
+        survey = replace(survey, documents=sorted(survey.documents, key=lambda document: document.entry.sample_id))
     return survey
 
 
@@ -121,25 +189,21 @@ def _trainer(
     base: Base,
     target: TargetHead,
     reader: StateReader,
-    survey: Survey,
+    schedule: Schedule,
     held_out: Survey,
     reporter: Reporter,
 ) -> Trainer:
     training = spec.training
-    steps = plan_steps(survey.documents, training.pack_tokens, training.packs_per_step, training.epochs, training.seed)
     packs = pack_documents(held_out.documents, training.pack_tokens)
     validation = Validation(reader, packs, target.lm_head_VD, training.unroll_steps)
-    return Trainer(base, target, training, reader, steps, validation, _checkpoints(spec, base), reporter)
+    identity = {**_identity(spec, base), "base": str(spec.base_folder), "states": str(spec.states_folder)}
+    checkpoints = Checkpoints(spec.out_folder / CHECKPOINTS_NAME, identity, spec.reserve_bytes)
+    return Trainer(base, target, training, reader, schedule, validation, checkpoints, reporter)
 
 
-def _checkpoints(spec: TrainingSpec, base: Base) -> Checkpoints:
-    identity = {
-        "training": identity_of(spec.training),
-        "drafter": asdict(base.config),
-        "base": str(spec.base_folder),
-        "states": str(spec.states_folder),
-    }
-    return Checkpoints(spec.out_folder / CHECKPOINTS_NAME, identity, spec.reserve_bytes)
+def _identity(spec: TrainingSpec, base: Base) -> Mapping[str, Any]:
+    """What all windows of a training have in common."""
+    return {"training": identity_of(spec.training), "drafter": asdict(base.config)}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Shapes: T positions; S predicted tokens; K unroll steps; D hidden size; V target
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,8 @@ from tasks.eagle3.curve import Row
 from tasks.eagle3.export import rounded
 from tasks.eagle3.metrics import acceptance_length
 from tasks.eagle3.optimizers import build_optimizers, learning_rate, pull_to_base, set_learning_rate
-from tasks.eagle3.packing import Document, counted_in, read_pack
+from tasks.eagle3.packing import Step, counted_in, read_pack
+from tasks.eagle3.schedule import Schedule
 from tasks.eagle3.soft_cross_entropy import DraftLoss, soft_cross_entropy
 from tasks.eagle3.target_head import TargetHead
 from tasks.eagle3.unroll import Pack, Plan, loss_weights, plan_unroll, unroll
@@ -30,7 +31,8 @@ from tasks.hidden_states.reader import StateReader
 from tasks.recipe import Training
 from tasks.system.child import Reporter
 
-Step = list[list[Document]]
+State = dict[str, Any]
+"""What a checkpoint holds."""
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Progress:
     """Where a training stands."""
 
     step: int = 0
-    """Finished optimizer steps: also the data cursor."""
+    """Finished optimizer steps, of all windows: also the data cursor."""
     positions: int = 0
     """Supervised positions trained on."""
     base_acceptance_length: float = 1.0
@@ -58,7 +60,7 @@ class Trainer:
         target: TargetHead,
         training: Training,
         reader: StateReader,
-        steps: Sequence[Step],
+        schedule: Schedule,
         validation: Validation,
         checkpoints: Checkpoints,
         reporter: Reporter,
@@ -66,7 +68,7 @@ class Trainer:
         assert base.vocab_map is not None
         torch.manual_seed(training.seed)
         self._device = torch.device(training.device)
-        self._training, self._reader, self._steps = training, reader, steps
+        self._training, self._reader, self._schedule = training, reader, schedule
         self._validation, self._checkpoints, self._reporter = validation, checkpoints, reporter
         compute_dtype = torch.bfloat16 if training.autocast == "bfloat16" else torch.float32
         self._drafter = build_drafter(base).to(self._device)
@@ -80,12 +82,14 @@ class Trainer:
         self._target_ids_W = target_ids_W.to(self._device)
         self._embed_VD = target.embed_VD.to(self._device)
         self._teacher_head_WD = target.lm_head_VD[target_ids_W].to(self._device, compute_dtype)
-        self._compute_dtype = compute_dtype
         self.progress = Progress()
         self._saved_step: int | None = None
 
-    def run(self) -> Progress:
+    def run(self, handed_over: State | None = None) -> Progress:
         """Train to the end, from the newest checkpoint if there is one.
+
+        Args:
+            handed_over: Where the window before ended; None in the first, and without windows.
 
         Raises:
             Stopped: The reporter was asked to stop; a checkpoint was saved.
@@ -93,25 +97,23 @@ class Trainer:
             NotEnoughDisk: A checkpoint found no room; the one before it holds.
         """
         self._validation.choose(self._device, watched(self._reporter, "computing the target's choices", "packs"))
-        if not self._resume():
-            self._validate()
-        saved_at, reported_at, window = time.monotonic(), 0.0, (time.monotonic(), self.progress.positions)
+        self._begin(handed_over)
+        end, total = self._schedule.end, self._schedule.total
+        saved_at, reported_at, since = time.monotonic(), 0.0, (time.monotonic(), self.progress.positions)
         for step, packs in self._upcoming():
             row = self._optimizer_step(step, packs)
-            row["positions_per_second"] = round(_rate(window, self.progress.positions), 1)
-            if self.progress.step % self._training.validate_every_steps == 0 or self.progress.step == len(self._steps):
+            row["positions_per_second"] = round(_rate(since, self.progress.positions), 1)
+            if self.progress.step % self._training.validate_every_steps == 0 or self.progress.step == total:
                 row["acceptance_length"] = self._validate()
                 # A validation is no training time: the rate counts from here.
-                window = (time.monotonic(), self.progress.positions)
+                since = (time.monotonic(), self.progress.positions)
             now = time.monotonic()
-            if now - reported_at >= REPORT_EVERY_SECONDS or self.progress.step == len(self._steps):
+            if now - reported_at >= REPORT_EVERY_SECONDS or self.progress.step == end:
                 self._report(row)
                 reported_at = now
             if self._reporter.stop_requested:
                 self._save()
-                raise Stopped(
-                    f"training stopped after step {self.progress.step} of {len(self._steps)}; it goes on there."
-                )
+                raise Stopped(f"training stopped after step {self.progress.step} of {total}; it goes on there.")
             if now - saved_at >= self._training.checkpoint_every_seconds:
                 self._save()
                 saved_at = time.monotonic()
@@ -119,9 +121,20 @@ class Trainer:
         self._save()
         return self.progress
 
+    def _begin(self, handed_over: State | None) -> None:
+        """Go on from the newest checkpoint, else from the window before, else from the base, which is validated."""
+        state = self._checkpoints.load_newest()
+        if state is not None:
+            self._restore(state)
+            self._saved_step = self.progress.step
+        elif handed_over is not None:
+            self._restore(handed_over)
+        else:
+            self._validate()
+
     def _upcoming(self) -> Iterator[tuple[Step, list[Pack]]]:
         """The steps that are left with their packs, the next step's being read while one is computed."""
-        left = self._steps[self.progress.step :]
+        left = self._schedule.steps[self.progress.step - self._schedule.before :]
         with ThreadPoolExecutor(1) as pool:
             read = lambda step: [read_pack(self._reader, documents) for documents in step]  # noqa: E731
             coming = pool.submit(read, left[0]) if left else None
@@ -144,7 +157,7 @@ class Trainer:
             result.loss.backward()
             loss_K += result.weighted_K.cpu()
             hits_K += self._hits(result, on_device, plan)
-        rate = learning_rate(self.progress.step, len(self._steps), self._training)
+        rate = learning_rate(self.progress.step, self._schedule.total, self._training)
         self._apply_gradients(rate, step)
         self.progress.step += 1
         self.progress.positions += counted[0]
@@ -156,10 +169,8 @@ class Trainer:
         with self._autocast():
             drafts_KSD = unroll(self._drafter, self._embed_VD, pack, plan)
         weight_KS = loss_weights(plan, self._training.step_weight, counted, torch.float32)
-        teacher_SD = pack.final_TD[plan.predictor_S].to(self._compute_dtype)
-        return soft_cross_entropy(
-            drafts_KSD, self._drafter.lm_head.weight, teacher_SD, self._teacher_head_WD, weight_KS
-        )
+        teacher = pack.teacher[plan.predictor_S]
+        return soft_cross_entropy(drafts_KSD, self._drafter.lm_head.weight, teacher, self._teacher_head_WD, weight_KS)
 
     def _hits(self, result: DraftLoss, pack: Pack, plan: Plan) -> Tensor:
         """Counted drafts that equal the answer's own token, for every step, [K]."""
@@ -215,7 +226,7 @@ class Trainer:
         self._reporter.progress(
             "training",
             self.progress.step,
-            len(self._steps),
+            self._schedule.total,
             "steps",
             loss=row.get("loss"),
             acceptance_length=measured[-1] if measured else None,
@@ -225,35 +236,33 @@ class Trainer:
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._training.autocast == "bfloat16")
 
-    def _save(self) -> None:
-        if self._saved_step == self.progress.step:
-            return
-        state: dict[str, Any] = {
+    def state(self) -> State:
+        """All that the next step depends on, and what was reached so far."""
+        return {
             "progress": vars(self.progress),
             "weights": self._drafter.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "rng": torch.get_rng_state(),
             "device_rng": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
         }
-        self._checkpoints.save(self.progress.step, state)
+
+    def _save(self) -> None:
+        if self._saved_step == self.progress.step:
+            return
+        self._checkpoints.save(self.progress.step, self.state())
         self._saved_step = self.progress.step
 
-    def _resume(self) -> bool:
-        state = self._checkpoints.load_newest()
-        if state is None:
-            return False
+    def _restore(self, state: State) -> None:
         self.progress = Progress(**state["progress"])
-        self._saved_step = self.progress.step
         self._drafter.load_state_dict(state["weights"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         torch.set_rng_state(state["rng"])
         if state["device_rng"] is not None:
             torch.cuda.set_rng_state(state["device_rng"], self._device)
-        return True
 
 
-def _rate(window: tuple[float, int], positions: int) -> float:
-    """Supervised positions a second since the window began."""
-    began, before = window
+def _rate(since: tuple[float, int], positions: int) -> float:
+    """Supervised positions a second since then."""
+    began, before = since
     return (positions - before) / max(time.monotonic() - began, 1e-9)

@@ -2,7 +2,7 @@
 
 Step 0 at position t reads ``embed(x[t+1])`` and the fused states ``g[t]``; step k reads ``embed(x[t+1+k])``
 and the drafter's own output of step k-1 at t, sits at rotary position t+k, and drafts ``x[t+2+k]``, which is
-compared with the teacher's ``softmax(lm_head(final[t+1+k]))``. A draft counts when the *drafted* token
+compared with the teacher's word after ``x[t+1+k]``. A draft counts when the *drafted* token
 belongs to an answer and lies in the same document.
 
 Only rows that some step counts are computed; of the other positions the block needs the step-0 keys and
@@ -21,6 +21,7 @@ from torch import Tensor
 from tasks.eagle3.attention import CPU_BLOCK_ROWS, GPU_BLOCK_ROWS, attention_blocks, training_time_attention
 from tasks.eagle3.drafter import Eagle3Drafter
 from tasks.eagle3.precision import wide
+from tasks.hidden_states.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,15 @@ class Pack:
     """Position in the pack at which the position's document starts, int64."""
     aux_TAD: Tensor
     """Auxiliary states, [T, A*D]."""
-    final_TD: Tensor
-    """The target's final state, after its norm."""
+    teacher: Teacher
+    """What the target says after every token."""
 
     def to(self, device: torch.device) -> "Pack":
         """The pack on a device."""
-        moved = [
-            t.to(device, non_blocking=True)
-            for t in (self.tokens_T, self.answer_T, self.start_T, self.aux_TAD, self.final_TD)
-        ]
-        return Pack(self.sample_ids, *moved)
+        tokens_T, answer_T, start_T, aux_TAD = (
+            t.to(device, non_blocking=True) for t in (self.tokens_T, self.answer_T, self.start_T, self.aux_TAD)
+        )
+        return Pack(self.sample_ids, tokens_T, answer_T, start_T, aux_TAD, self.teacher.to(device))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tasks.eagle3.packing import Document, read_pack
 from tasks.eagle3.soft_cross_entropy import block_rows
 from tasks.eagle3.unroll import Plan, plan_unroll, unroll
 from tasks.hidden_states.reader import StateReader
+from tasks.hidden_states.teacher import FinalStates, Teacher
 
 
 class Validation:
@@ -36,7 +37,7 @@ class Validation:
         for done, documents in enumerate(self._packs):
             pack = read_pack(self._reader, documents)
             plan = plan_unroll(pack.answer_T, pack.start_T, self._steps)
-            self._chosen.append(highest(pack.final_TD[plan.predictor_S].to(device), lm_head_VD).cpu())
+            self._chosen.append(choices(pack.teacher[plan.predictor_S], lm_head_VD, device).cpu())
             progress(done + 1, len(self._packs))
         self._lm_head_VD = None
 
@@ -87,6 +88,13 @@ def by_position(flags_KS: Tensor, plan: Plan) -> Tensor:
     for k, (flag_S, row_S, counted_S) in enumerate(zip(flags_KS, plan.row_of_KS, plan.counted_KS, strict=True)):
         flags_KN[k, row_S[counted_S]] = flag_S[counted_S]
     return flags_KN
+
+
+def choices(teacher: Teacher, lm_head_VD: Tensor, device: torch.device) -> Tensor:
+    """The target's own choice over its whole vocabulary: stored, or computed from its final states."""
+    if isinstance(teacher, FinalStates):
+        return highest(teacher.final_TD.to(device), lm_head_VD)
+    return teacher.choice_T
 
 
 def highest(states_SD: Tensor, head_VD: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ vLLM mixes ``CaptureExtension`` into its worker class (``worker_extension_cls``)
 its methods with ``collective_rpc``. Every rank holds full states under tensor parallelism, so rank
 0 alone copies and writes; the others only take part in the collective ``compute_logits``.
 
-Shape legend: N rows of a step, T tokens of a sample, A auxiliary layers, D hidden size, V vocab.
+Shape legend: N rows of a step, T tokens of a sample, A auxiliary layers, D hidden size, V target vocabulary,
+W draft vocabulary.
 """
 
 from collections.abc import Callable
@@ -15,13 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from tasks.errors import EngineRejected, HeroRunError
+from tasks.errors import HeroRunError
 from tasks.hidden_states.checks import fault_of
+from tasks.hidden_states.encoding import STATE_DTYPE, decode_teacher, encode_aux, encode_teacher
 from tasks.hidden_states.layout import StoreFormat, token_hash
-from tasks.hidden_states.packing import Part, RowCollector, parts_of_step
+from tasks.hidden_states.model_runner import check_runner, decoder_stack
+from tasks.hidden_states.packing import Part, RowCollector, Rows, parts_of_step
 from tasks.hidden_states.shards import CapturedSample, ShardWriter
-
-_STORED_DTYPE = torch.bfloat16
+from tasks.hidden_states.teacher import FinalStates, Teacher
+from tasks.hidden_states.top_logits import near_choices, near_stored_choices, top_logits
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class CapturePlan:
     folder: str
     store: StoreFormat
     reserve_bytes: int
+    draft_target_ids: list[int]
+    """Target id of every draft id, where logits are stored; else empty."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,8 @@ class ExpectedSample:
 class CaptureReport:
     """What became of a shard's samples so far; travels as a plain dictionary."""
 
-    teacher_tokens: dict[str, int] = field(default_factory=dict)
-    """Sample id to argmax of the lm_head over its last state, as it is stored."""
+    teacher_tokens: dict[str, list[int]] = field(default_factory=dict)
+    """Sample id to what the target may pick after its last token, by what is stored: see ``near_choices``."""
     bad: dict[str, str] = field(default_factory=dict)
     """Sample id to why its states are not to be stored."""
     failure: tuple[str, str] | None = None
@@ -74,7 +79,7 @@ class CaptureExtension:
             writer = None
             if self.rank == 0:
                 writer = ShardWriter(Path(arguments.folder), store, arguments.reserve_bytes)
-            self._capture = Capture(self.model_runner, store, writer)
+            self._capture = Capture(self.model_runner, store, writer, arguments.draft_target_ids)
         except HeroRunError as error:
             return type(error).__name__, str(error)
         return None
@@ -111,15 +116,18 @@ class Capture:
     The rows of one shard are held in memory until all of them are there and the driver has checked the report.
     """
 
-    def __init__(self, model_runner: Any, store: StoreFormat, writer: ShardWriter | None) -> None:
+    def __init__(
+        self, model_runner: Any, store: StoreFormat, writer: ShardWriter | None, draft_target_ids: list[int]
+    ) -> None:
         check_runner(model_runner)
         self._runner, self._store, self._writer = model_runner, store, writer
         self._model = model_runner.get_model()
+        self._target_ids_W = torch.tensor(draft_target_ids, device=model_runner.device, dtype=torch.long)
         self._rows = RowCollector()
         self._expected: dict[str, ExpectedSample] = {}
         self._captured: dict[str, CapturedSample] = {}
         self.report = CaptureReport()
-        self._step: dict[str, torch.Tensor] | None = None  # None between steps: warm-up runs are not captured
+        self._step: dict[str, Rows] | None = None  # by hook; None between steps: warm-up runs are not captured
         self._handles = self._register_hooks()
         self._run_step: Callable[..., Any] = model_runner.execute_model
         model_runner.execute_model = self._captured_step
@@ -153,9 +161,14 @@ class Capture:
     def _hook(self, name: str) -> Callable[..., None]:
         def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if self._step is not None:
-                self._step[name] = self._state_of(name, output)
+                state_ND = self._state_of(name, output)
+                # Encoded on the device: float8 halves what goes over the bus. All ranks need the final state.
+                self._step[name] = {"final": state_ND} if name == "final" else self._encoded_layer(state_ND)
 
         return keep
+
+    def _encoded_layer(self, state_ND: torch.Tensor) -> Rows:
+        return {name: tensor.cpu() for name, tensor in encode_aux(self._store.layout, state_ND, 1).items()}
 
     def _state_of(self, name: str, output: Any) -> torch.Tensor:
         """[N, D]: a layer's output, or the normed state (vLLM 0.32, models/llama.py and deepseek_v2.py)."""
@@ -167,7 +180,7 @@ class Capture:
             state_ND = output[0] + output[1] if isinstance(output, tuple) else output
         if self._writer is None and name != "final":
             return state_ND[:0]
-        return state_ND.to("cpu" if self._writer is not None else state_ND.device, _STORED_DTYPE, copy=True)
+        return state_ND.to(STATE_DTYPE, copy=True)
 
     @torch.inference_mode()
     def _captured_step(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -183,10 +196,12 @@ class Capture:
         parts = parts_of_step(
             self._runner.input_batch.req_ids, scheduler_output.num_scheduled_tokens, self._runner.requests
         )
-        teacher_tokens = self._teacher_tokens(states["final"], parts)
-        if self._writer is not None:
+        teacher = self._teacher(states["final"]["final"])
+        teacher_tokens = self._teacher_tokens(teacher, parts)
+        if self._writer is not None and teacher is not None:
             # An exception here would take the engine down and lose its name on the way to the driver.
-            self._guarded(lambda: self._collect(states, parts, teacher_tokens))
+            stored = {name: tensor.cpu() for name, tensor in encode_teacher(self._store.layout, teacher).items()}
+            self._guarded(lambda: self._collect(states, stored, parts, teacher_tokens))
         return output
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -195,83 +210,51 @@ class Capture:
         except Exception as error:
             self.report.failure = (type(error).__name__, str(error) or repr(error))
 
-    def _teacher_tokens(self, final_ND: torch.Tensor, parts: list[Part]) -> list[int]:
-        """The lm_head's choice after the last row of every part that finishes its prompt.
+    def _teacher(self, final_ND: torch.Tensor) -> Teacher | None:
+        """What the layout keeps of the final states; None on a rank that gets no logits.
 
-        Computed from the state as it is stored, on all ranks: ``compute_logits`` is a collective.
+        On all ranks: ``compute_logits`` is a collective.
         """
-        last_rows = [part.first_row + part.tokens - 1 for part in parts if part.finishes]
-        if not last_rows:
-            return []
-        device, dtype = self._runner.device, self._runner.model_config.dtype
-        logits_NV = self._model.compute_logits(final_ND[last_rows].to(device, dtype))
-        return [] if logits_NV is None else logits_NV.argmax(dim=-1).tolist()
+        if self._store.layout != "fp8+topk":
+            return FinalStates(final_ND)
+        vocab_tokens = self._runner.model_config.get_vocab_size()
+        return top_logits(self._logits_of, final_ND, self._target_ids_W, self._store.top_k, vocab_tokens)
 
-    def _collect(self, states: dict[str, torch.Tensor], parts: list[Part], teacher_tokens: list[int]) -> None:
-        aux_NAD = torch.cat([states[f"layer {j}"] for j in self._store.layer_ids], dim=1)
+    def _logits_of(self, final_ND: torch.Tensor) -> torch.Tensor | None:
+        return self._model.compute_logits(final_ND.to(self._runner.model_config.dtype))
+
+    def _teacher_tokens(self, teacher: Teacher | None, parts: list[Part]) -> list[list[int]]:
+        """What the target may pick after the last row of every part that finishes its prompt, as it is stored."""
+        last_rows = [part.first_row + part.tokens - 1 for part in parts if part.finishes]
+        if not last_rows or teacher is None:
+            return []
+        stored = decode_teacher(encode_teacher(self._store.layout, teacher[torch.tensor(last_rows)]))
+        if not isinstance(stored, FinalStates):
+            return near_stored_choices(stored, self._target_ids_W)
+        logits_NV = self._logits_of(stored.final_TD)
+        return [] if logits_NV is None else near_choices(logits_NV)
+
+    def _collect(
+        self, states: dict[str, Rows], stored_teacher: Rows, parts: list[Part], teacher_tokens: list[list[int]]
+    ) -> None:
+        layers = [states[f"layer {j}"] for j in self._store.layer_ids]
+        stored_aux = {name: torch.cat([layer[name] for layer in layers], dim=1) for name in layers[0]}
         remaining = iter(teacher_tokens)
         for part in parts:
-            rows = self._rows.add(part, aux_NAD, states["final"])
+            rows = self._rows.add(part, {**stored_aux, **stored_teacher})
             if rows is not None:
-                self._keep_sample(part.request_id, *rows, teacher_token=next(remaining))
+                self._keep_sample(part.request_id, rows, next(remaining))
 
-    def _keep_sample(self, request_id: str, aux_TAD: torch.Tensor, final_TD: torch.Tensor, teacher_token: int) -> None:
+    def _keep_sample(self, request_id: str, rows: Rows, teacher_tokens: list[int]) -> None:
         token_ids = list(self._runner.requests[request_id].prompt_token_ids or [])
         sample = self._expected.pop(token_hash(token_ids), None)
         if sample is None:
             return  # vLLM's own request, or a sample that was preempted after its last row
-        fault = fault_of(aux_TAD, final_TD, len(token_ids), self._store.layer_ids)
+        fault = fault_of(rows, len(token_ids), self._store.layer_ids)
         if fault is not None:
             self.report.bad[sample.sample_id] = fault
             return
-        self.report.teacher_tokens[sample.sample_id] = teacher_token
+        self.report.teacher_tokens[sample.sample_id] = teacher_tokens
         self._captured[sample.sample_id] = CapturedSample(
-            sample.sample_id, sample.split, sample.source, token_ids, sample.prompt_tokens, aux_TAD, final_TD
+            sample.sample_id, sample.split, sample.source, token_ids, sample.prompt_tokens, rows
         )
-
-
-def decoder_stack(model: nn.Module) -> Any:
-    """The module with ``layers`` and ``norm``, in dense models and in wrapped ones (``language_model.model``).
-
-    Raises:
-        EngineRejected: There is none.
-    """
-    module = model
-    while True:
-        children = dict(module.named_children())
-        if "layers" in children and "norm" in children:
-            return module
-        inner = [children[name] for name in ("language_model", "model") if name in children]
-        if not inner:
-            raise EngineRejected(
-                f"hidden states are captured from a module with `layers` and `norm`, but {type(model).__name__} has "
-                f"none below `language_model` or `model` (found {sorted(children)} in {type(module).__name__})."
-            )
-        module = inner[0]
-
-
-def check_runner(model_runner: Any) -> None:
-    """Whether a step's packing can be read from this runner, and every rank sees whole states.
-
-    Raises:
-        EngineRejected: It is not vLLM's V1 runner, or the parallelism splits layers or tokens.
-    """
-    missing = [name for name in ("input_batch", "requests", "execute_model") if not hasattr(model_runner, name)]
-    if missing:
-        raise EngineRejected(
-            f"the capture reads batches from vLLM's V1 model runner; {type(model_runner).__module__} lacks {missing}. "
-            "Set VLLM_USE_V2_MODEL_RUNNER=0 and use a vLLM that honours it."
-        )
-    parallel = model_runner.vllm_config.parallel_config
-    sizes = {
-        "pipeline_parallel_size": parallel.pipeline_parallel_size,
-        "prefill_context_parallel_size": parallel.prefill_context_parallel_size,
-        "data_parallel_size": parallel.data_parallel_size,
-    }
-    if split := {name: size for name, size in sizes.items() if size > 1}:
-        raise EngineRejected(
-            f"hidden states are captured where one rank sees every layer and token, found {split}. "
-            "Remove these from extraction.engine.arguments; tensor and expert parallelism are fine."
-        )
-    if model_runner.vllm_config.speculative_config is not None:
-        raise EngineRejected("extraction runs without a drafter. Remove --speculative-config from its arguments.")

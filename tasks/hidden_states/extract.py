@@ -7,15 +7,16 @@ the rows of that shard and nothing else.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tasks import errors
-from tasks.errors import BadProduct, HeroRunError, Stopped, TransientError
+from tasks.errors import BadProduct, HeroRunError, RecipeError, Stopped, TransientError
 from tasks.hidden_states.checks import check_bad_samples, check_teacher
+from tasks.hidden_states.draft_vocab import DRAFT_VOCAB_NAME, DraftVocab, choose_draft_vocab, write_draft_vocab
 from tasks.hidden_states.engine import check_engine, prepare_environment, running_engine
 from tasks.hidden_states.index import recover, sort_index
-from tasks.hidden_states.layout import StoreFormat, token_hash
+from tasks.hidden_states.layout import LAYOUTS, StoreFormat, token_hash
 from tasks.hidden_states.plan import PlannedShard, Work, plan_work
 from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
 from tasks.hidden_states.target import TargetShape, check_layer_ids, read_target_shape
@@ -44,6 +45,7 @@ def extract(spec: ExtractionSpec, reporter: Reporter) -> ExtractionResult:
     prepare_environment(spec)
     check_engine()
     spec.out_folder.mkdir(parents=True, exist_ok=True)
+    plan = capture_plan(spec, shape)
     work = plan_work(spec, shape, recover(spec.out_folder))
     _say_what_is_left(work)
     if reporter.stop_requested:
@@ -51,8 +53,18 @@ def extract(spec: ExtractionSpec, reporter: Reporter) -> ExtractionResult:
     if work.shards:
         reporter.progress("loading the target", 0, 0, "samples")
         with running_engine(spec) as llm:
-            capture(llm, spec, shape, work, reporter)
+            capture(llm, spec, plan, work, reporter)
     return _result(spec, work)
+
+
+def _draft_vocab(spec: ExtractionSpec, shape: TargetShape) -> DraftVocab | None:
+    """The draft vocabulary of the logits to store, written beside the shards; None where states are stored."""
+    if spec.extraction.layout != "fp8+topk":
+        return None
+    vocab = choose_draft_vocab(spec.drafter_folder, spec.responses_path, spec.draft_vocab_tokens, shape.vocab_tokens)
+    write_draft_vocab(spec.out_folder, vocab)
+    print(f"logits over a draft vocabulary of {len(vocab.target_ids)} tokens, hash {vocab.sha256}", flush=True)
+    return vocab
 
 
 def _say_what_is_left(work: Work) -> None:
@@ -61,14 +73,21 @@ def _say_what_is_left(work: Work) -> None:
     print(f"{work.kept_shards} shards are kept, {len(work.shards)} are to be captured.", flush=True)
 
 
-def capture(llm: Any, spec: ExtractionSpec, shape: TargetShape, work: Work, reporter: Reporter) -> None:
+def capture(llm: Any, spec: ExtractionSpec, plan: dict[str, Any], work: Work, reporter: Reporter) -> None:
     """Capture the shards of ``work`` with a running engine; ``work`` learns what became of their samples.
+
+    Args:
+        llm: The engine.
+        spec: What is captured.
+        plan: From ``capture_plan``.
+        work: Which shards.
+        reporter: Is told the progress, and asked whether to stop.
 
     Raises:
         HeroRunError: As in ``extract``.
     """
     try:
-        for failure in llm.collective_rpc("capture_start", args=(_capture_plan(spec, shape),)):
+        for failure in llm.collective_rpc("capture_start", args=(plan,)):
             _raise(failure)
         progress = _Progress(reporter, work)
         for number, shard in enumerate(work.shards):
@@ -86,11 +105,28 @@ def capture(llm: Any, spec: ExtractionSpec, shape: TargetShape, work: Work, repo
         raise TransientError(f"vLLM broke during the extraction: {error!r}. The cause is in the log above.") from error
 
 
-def _capture_plan(spec: ExtractionSpec, shape: TargetShape) -> dict[str, Any]:
+def capture_plan(spec: ExtractionSpec, shape: TargetShape) -> dict[str, Any]:
+    """What ``capture.CapturePlan`` takes. The draft vocabulary, if it needs one, is written beside the shards.
+
+    Raises:
+        BadInput: The base drafter's vocabulary map is unsound, or there is no answer to make one from.
+        RecipeError: The layout is left open.
+    """
+    if spec.extraction.layout == "auto":
+        raise RecipeError(
+            "the extraction was told to store states in layout 'auto', but it needs the one that was chosen. "
+            f"Name one of {', '.join(LAYOUTS)}."
+        )
+    store = StoreFormat(spec.extraction.layout, list(spec.layer_ids), shape.hidden_size)
+    vocab = _draft_vocab(spec, shape)
+    if vocab is not None:
+        top_k = min(spec.extraction.top_k, len(vocab.target_ids))
+        store = replace(store, top_k=top_k, vocab_map_sha256=vocab.sha256)
     return {
         "folder": str(spec.out_folder),
-        "store": asdict(StoreFormat(spec.extraction.layout, list(spec.layer_ids), shape.hidden_size)),
+        "store": asdict(store),
         "reserve_bytes": spec.reserve_bytes,
+        "draft_target_ids": vocab.target_ids if vocab is not None else [],
     }
 
 
@@ -129,7 +165,7 @@ def _capture_shard(llm: Any, spec: ExtractionSpec, shard: PlannedShard, work: Wo
     _raise(report["failure"])
     teacher = report["teacher_tokens"]
     # In the order of the plan, not in that in which the prompts were finished.
-    agrees = {r.sample_id: teacher[r.sample_id] == picked[r.sample_id] for r in shard.samples if r.sample_id in teacher}
+    agrees = {r.sample_id: picked[r.sample_id] in teacher[r.sample_id] for r in shard.samples if r.sample_id in teacher}
     handed = {**agrees, **report["bad"]}
     lost = {r.sample_id: "vLLM handed over no rows of it" for r in shard.samples if r.sample_id not in handed}
     bad = {**report["bad"], **lost}
@@ -206,6 +242,7 @@ def _result(spec: ExtractionSpec, work: Work) -> ExtractionResult:
         teacher_agreement=check_teacher(work.agrees, spec.out_folder),
         final_is_normed=records[0].format.final_is_normed,
         shards={record.file: record.sha256 for record in records},
+        draft_vocab_files=[DRAFT_VOCAB_NAME] if records[0].format.vocab_map_sha256 else [],
         skipped={**work.skipped, **work.bad},
         kept_shards=work.kept_shards,
         made_shards=work.made_shards,

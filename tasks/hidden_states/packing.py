@@ -1,6 +1,6 @@
 """Whose rows a step's tensors hold, and putting a request's chunks together.
 
-Shape legend: N rows of a step, T tokens of a request, A auxiliary layers, D hidden size.
+Shape legend: N rows of a step, T tokens of a request.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -56,24 +56,25 @@ def parts_of_step(
     return parts
 
 
+Rows = dict[str, torch.Tensor]
+"""Tensors by name, each with one row a token."""
+
+
 @dataclass
 class RowCollector:
     """Rows of requests whose prompts arrive in several chunks."""
 
-    _pieces: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
+    _pieces: dict[str, list[Rows]] = field(default_factory=dict)
 
-    def add(
-        self, part: Part, aux_NAD: torch.Tensor, final_ND: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def add(self, part: Part, step: Rows) -> Rows | None:
         """Take a part's rows out of a step.
 
         Args:
             part: Which rows.
-            aux_NAD: [N, A*D], the step's auxiliary states on the CPU.
-            final_ND: [N, D], the step's final states on the CPU.
+            step: The step's N rows, on the CPU.
 
         Returns:
-            ``(aux_TAD, final_TD)`` when the prompt is complete, else None. Rows before a position
+            The T rows of the request when the prompt is complete, else None. Rows before a position
             that was never computed here (a cached prefix) are missing from them.
         """
         if part.position == 0:
@@ -83,12 +84,11 @@ class RowCollector:
         pieces = self._pieces.setdefault(part.request_id, [])
         if not part.finishes:
             # Copies: a view would keep the whole step's tensors alive.
-            pieces.append((aux_NAD[rows].clone(), final_ND[rows].clone()))
+            pieces.append({name: tensor[rows].clone() for name, tensor in step.items()})
             return None
-        pieces.append((aux_NAD[rows], final_ND[rows]))
+        pieces.append({name: tensor[rows] for name, tensor in step.items()})
         del self._pieces[part.request_id]
-        aux, final = zip(*pieces, strict=True)
-        return (aux[0], final[0]) if len(pieces) == 1 else (torch.cat(aux), torch.cat(final))
+        return pieces[0] if len(pieces) == 1 else {name: torch.cat([p[name] for p in pieces]) for name in step}
 
     def forget(self, request_ids: Collection[str]) -> None:
         """Drop what is left of requests that vLLM has ended."""

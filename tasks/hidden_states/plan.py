@@ -1,6 +1,6 @@
 """Which samples go into which shard, which shards are still to be captured, and what is known of the others.
 
-The plan is a pure function of the usable samples and the shard size, made before anything is captured:
+The plan is a pure function of the window's usable samples and the shard size, made before anything is captured:
 longest first, ties by id, a shard closed where the next sample would not fit. A shard's name is the digest of
 the ids planned for it, so a shard that was lost is made again under its name, with the same samples asked
 together. Interrupted or not, the shards are the same; on the CPU, and with the same tokens and sequences a step,
@@ -13,12 +13,14 @@ planned anew. Torch-free.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tasks.errors import BadInput
 from tasks.hidden_states.index import Recovered
 from tasks.hidden_states.layout import bytes_per_token, token_hash
 from tasks.hidden_states.spec import ExtractionSpec
 from tasks.hidden_states.target import TargetShape
+from tasks.hidden_states.windows import in_window
 from tasks.system.responses import Response, read_responses
 
 
@@ -42,7 +44,7 @@ class Work:
     shards: list[PlannedShard]
     """Still to be captured."""
     total_tokens: int
-    """Of every usable sample, those on disk included."""
+    """Of every usable sample of the window, those on disk included."""
     done_tokens: int
     skipped: dict[str, str]
     """Sample id to the reason why it is not asked."""
@@ -61,8 +63,10 @@ def plan_work(spec: ExtractionSpec, shape: TargetShape, found: Recovered) -> Wor
 
     Raises:
         BadInput: A line is not a response, or no sample can be used.
+        RecipeError: There are fewer training samples than windows.
     """
-    usable, skipped = _usable(spec, shape)
+    all_usable, skipped = usable_samples(spec.responses_path, spec.target.window_tokens, shape.vocab_tokens)
+    usable = in_window(all_usable, spec.window)
     shard_tokens = _shard_tokens(spec, shape)
     kept = {record.file for record in found.records}
     agrees = {sample.id: sample.teacher_agrees for record in found.records for sample in record.samples}
@@ -94,7 +98,8 @@ def plan_shards(samples: Iterable[Response], shard_tokens: int) -> list[PlannedS
 
 def _shard_tokens(spec: ExtractionSpec, shape: TargetShape) -> int:
     extraction = spec.extraction
-    return extraction.shard_bytes // bytes_per_token(extraction.layout, shape.hidden_size, len(spec.layer_ids))
+    token_bytes = bytes_per_token(extraction.layout, shape.hidden_size, len(spec.layer_ids), extraction.top_k)
+    return extraction.shard_bytes // token_bytes
 
 
 def _file_name(samples: list[Response]) -> str:
@@ -103,12 +108,24 @@ def _file_name(samples: list[Response]) -> str:
     return f"shard-{digest[:16]}.safetensors"
 
 
-def _usable(spec: ExtractionSpec, shape: TargetShape) -> tuple[list[Response], dict[str, str]]:
+def usable_samples(
+    responses_path: Path, window_tokens: int, vocab_tokens: int
+) -> tuple[list[Response], dict[str, str]]:
+    """The samples whose states can be captured, and why the others cannot.
+
+    Args:
+        responses_path: The finished set of answers.
+        window_tokens: Longest sample that the engine takes, and one more token.
+        vocab_tokens: Size of the target's vocabulary.
+
+    Raises:
+        BadInput: A line is not a response, or no sample can be used.
+    """
     usable: list[Response] = []
     skipped: dict[str, str] = {}
     seen: dict[str, str] = {}
-    for response in read_responses(spec.responses_path):
-        reason = _reason_to_skip(response, spec.target.window_tokens, shape.vocab_tokens)
+    for response in read_responses(responses_path):
+        reason = _reason_to_skip(response, window_tokens, vocab_tokens)
         if reason is None:
             # Requests are recognised by their tokens, so two samples must not have the same.
             digest = token_hash([*response.prompt_token_ids, *response.response_token_ids])
@@ -120,7 +137,7 @@ def _usable(spec: ExtractionSpec, shape: TargetShape) -> tuple[list[Response], d
             skipped[response.sample_id] = reason
     if not usable:
         some = list(skipped.items())[:3]
-        raise BadInput(f"{spec.responses_path}: no sample can be captured; {len(skipped)} are skipped, such as {some}.")
+        raise BadInput(f"{responses_path}: no sample can be captured; {len(skipped)} are skipped, such as {some}.")
     return usable, skipped
 
 

@@ -1,4 +1,4 @@
-"""Reading captured samples back, one at a time, as memory-mapped slices of their shards.
+"""Reading captured samples back, one at a time, from memory-mapped slices of their shards; every layout alike.
 
 Shape legend: T tokens of a sample, A auxiliary layers, D hidden size.
 """
@@ -13,6 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tasks.errors import BadProduct
+from tasks.hidden_states.draft_vocab import DraftVocab, read_draft_vocab
+from tasks.hidden_states.encoding import decode_aux, decode_teacher
 from tasks.hidden_states.index import (
     CORRUPT_SUFFIX,
     INDEX_NAME,
@@ -22,7 +24,8 @@ from tasks.hidden_states.index import (
     describe,
     read_index,
 )
-from tasks.hidden_states.layout import AUX, FINAL, LOSS_MASK, TOKEN_IDS, token_hash
+from tasks.hidden_states.layout import LOSS_MASK, TOKEN_IDS, StoreFormat, token_hash
+from tasks.hidden_states.teacher import Teacher
 from tasks.system.files import sha256_of
 
 # The reference run has thousands of shards, more than a process may have files open.
@@ -46,28 +49,31 @@ class SampleEntry:
 
 
 @dataclass(frozen=True)
-class StateSample:
-    """One sample's ids and states. The tensors are views of the mapped file: read them, never write to them."""
+class TokenSample:
+    """One sample's ids."""
 
     sample_id: str
     token_ids_T: torch.Tensor
     """int64 [T]: prompt and answer."""
     loss_mask_T: torch.Tensor
     """bool [T]: True on the answer's tokens."""
+
+
+@dataclass(frozen=True)
+class StateSample(TokenSample):
+    """One sample's ids and states. Some tensors are views of the mapped file: read them, never write to them."""
+
     aux_TAD: torch.Tensor
     """bfloat16 [T, A*D]: auxiliary layers concatenated in the order of the layer ids."""
-    final_TD: torch.Tensor
-    """bfloat16 [T, D]: after the final norm."""
+    teacher: Teacher
+    """What the target says after each token."""
 
 
 class StateReader:
     """The samples of a folder that ``ShardWriter`` filled."""
 
     samples: list[SampleEntry]
-    layer_ids: list[int]
-    hidden_size: int
-    layout: str
-    final_is_normed: bool
+    store: StoreFormat
 
     def __init__(self, folder: Path) -> None:
         """Read the index; no shard is opened yet.
@@ -82,17 +88,35 @@ class StateReader:
         self._folder = folder
         records = read_index(folder)
         _check_records(folder, records)
-        store = records[0].format
-        self.layer_ids, self.hidden_size = store.layer_ids, store.hidden_size
-        self.layout, self.final_is_normed = store.layout, store.final_is_normed
+        self.store = records[0].format
         self._records = {record.file: record for record in records}
         self._stored = {(record.file, s.offset): s for record in records for s in record.samples}
         self.samples = [_entry(record.file, s) for record in records for s in record.samples]
         self._verified: set[str] = set()
         self._open: OrderedDict[str, Any] = OrderedDict()
 
+    def draft_vocab(self) -> DraftVocab | None:
+        """The draft vocabulary that the teacher's logits are about; None where final states are stored.
+
+        Raises:
+            BadProduct: The file with it is missing or another one.
+        """
+        sha256 = self.store.vocab_map_sha256
+        return read_draft_vocab(self._folder, sha256) if sha256 else None
+
     def read(self, entry: SampleEntry) -> StateSample:
-        """One sample's tensors.
+        """One sample's ids and states; otherwise as ``read_tokens``."""
+        tokens = self.read_tokens(entry)
+        shard, rows = self._shard(entry.shard), _rows(entry)
+        stored = {
+            name: shard.get_slice(name)[rows] for name in self.store.tensors() if name not in (TOKEN_IDS, LOSS_MASK)
+        }
+        return StateSample(
+            tokens.sample_id, tokens.token_ids_T, tokens.loss_mask_T, decode_aux(stored), decode_teacher(stored)
+        )
+
+    def read_tokens(self, entry: SampleEntry) -> TokenSample:
+        """One sample's ids, without its states.
 
         The first read of a shard hashes the whole of it. A shard that is not what was written is renamed to
         ``<name>.corrupt``, which makes it missing, so that the next extraction makes it again and nothing else.
@@ -100,8 +124,7 @@ class StateReader:
         Raises:
             BadProduct: The shard's checksum, or the sample's token ids, are not those that were written.
         """
-        shard = self._shard(entry.shard)
-        rows = slice(entry.offset_tokens, entry.offset_tokens + entry.length_tokens)
+        shard, rows = self._shard(entry.shard), _rows(entry)
         token_ids_T = shard.get_slice(TOKEN_IDS)[rows]
         found = token_hash(token_ids_T.tolist())
         stored = self._stored[entry.shard, entry.offset_tokens]
@@ -111,13 +134,7 @@ class StateReader:
                 f"{path}, sample {entry.sample_id}: token ids with the hash {stored.token_hash} ({stored.id}) "
                 f"were written, {found} were read. {_set_aside(path)}"
             )
-        return StateSample(
-            sample_id=entry.sample_id,
-            token_ids_T=token_ids_T.long(),
-            loss_mask_T=shard.get_slice(LOSS_MASK)[rows].bool(),
-            aux_TAD=shard.get_slice(AUX)[rows],
-            final_TD=shard.get_slice(FINAL)[rows],
-        )
+        return TokenSample(entry.sample_id, token_ids_T.long(), shard.get_slice(LOSS_MASK)[rows].bool())
 
     def _shard(self, file: str) -> Any:
         if file in self._open:
@@ -130,6 +147,10 @@ class StateReader:
             self._open.popitem(last=False)
         self._open[file] = safe_open(self._folder / file, framework="pt")
         return self._open[file]
+
+
+def _rows(entry: SampleEntry) -> slice:
+    return slice(entry.offset_tokens, entry.offset_tokens + entry.length_tokens)
 
 
 def _entry(file: str, sample: StoredSample) -> SampleEntry:

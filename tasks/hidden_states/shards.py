@@ -1,6 +1,6 @@
 """Writing captured samples into bounded safetensors shards, many samples each.
 
-Shape legend: T tokens of a sample, N tokens of a shard, A auxiliary layers, D hidden size.
+Shape legend: T tokens of a sample.
 """
 
 import errno
@@ -25,20 +25,17 @@ from tasks.hidden_states.index import (
     describe,
     recover,
 )
-from tasks.hidden_states.layout import (
-    AUX,
-    DTYPE_BYTES,
-    FINAL,
-    LOSS_MASK,
-    TOKEN_IDS,
-    StoreFormat,
-    bytes_per_token,
-    tensor_widths,
-    token_hash,
-)
+from tasks.hidden_states.layout import DTYPE_BYTES, LOSS_MASK, TOKEN_IDS, StoreFormat, tensor_shape, token_hash
 from tasks.system.files import PARTIAL_SUFFIX, publish
 
-_TORCH_DTYPES = {"I32": torch.int32, "U8": torch.uint8, "BF16": torch.bfloat16}
+_TORCH_DTYPES = {
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8,
+}
 
 
 @dataclass(frozen=True)
@@ -51,10 +48,8 @@ class CapturedSample:
     token_ids: list[int]
     prompt_tokens: int
     """The first tokens that are not part of the answer."""
-    aux_TAD: torch.Tensor
-    """bfloat16 [T, A*D]."""
-    final_TD: torch.Tensor
-    """bfloat16 [T, D], after the target's final norm."""
+    states: dict[str, torch.Tensor]
+    """Auxiliary layers and teacher as the layout stores them (``tasks.hidden_states.encoding``)."""
     teacher_agrees: bool = True
     """Whether its last state, through the lm_head, gives the token that vLLM picks."""
 
@@ -126,7 +121,7 @@ class ShardWriter:
 
     @property
     def _token_bytes(self) -> int:
-        return bytes_per_token(self._store.layout, self._store.hidden_size, len(self._store.layer_ids))
+        return sum(DTYPE_BYTES[dtype] * values for dtype, values in self._store.tensors().values())
 
     def _guard(self, size_bytes: int) -> None:
         free_bytes = shutil.disk_usage(self._folder).free
@@ -148,21 +143,23 @@ class ShardWriter:
 
     def _payload(self, samples: Sequence[CapturedSample]) -> Iterable[torch.Tensor]:
         """The tensors in file order, one by one: no second copy of a shard in memory."""
-        for name, (dtype, _) in tensor_widths(
-            self._store.layout, self._store.hidden_size, len(self._store.layer_ids)
-        ).items():
+        for name, (dtype, _) in self._store.tensors().items():
             for sample in samples:
                 yield _tensor_of(sample, name).to(_TORCH_DTYPES[dtype]).contiguous()
 
 
 def _check_rows(sample: CapturedSample, store: StoreFormat) -> None:
-    T, D = len(sample.token_ids), store.hidden_size
-    wanted = ((T, len(store.layer_ids) * D), (T, D))
-    found = (tuple(sample.aux_TAD.shape), tuple(sample.final_TD.shape))
+    T = len(sample.token_ids)
+    wanted = {
+        name: (_TORCH_DTYPES[dtype], tensor_shape(name, T, values))
+        for name, (dtype, values) in store.tensors().items()
+        if name not in (TOKEN_IDS, LOSS_MASK)
+    }
+    found = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in sample.states.items()}
     if found != wanted:
         raise BadProduct(
-            f"sample {sample.sample_id}: aux and final states of {T} tokens must have the shapes {wanted}, "
-            f"found {found}. Rows were lost or doubled in the capture: this is a bug, report it."
+            f"sample {sample.sample_id}: the states of {T} tokens must be {wanted}, found {found}. "
+            "Rows were lost or doubled in the capture: this is a bug, report it."
         )
 
 
@@ -184,17 +181,16 @@ def _tensor_of(sample: CapturedSample, name: str) -> torch.Tensor:
         return torch.tensor(sample.token_ids)
     if name == LOSS_MASK:
         return torch.arange(T) >= sample.prompt_tokens
-    return {AUX: sample.aux_TAD, FINAL: sample.final_TD}[name]
+    return sample.states[name]
 
 
 def _header(store: StoreFormat, samples: list[StoredSample], tokens: int) -> bytes:
     """A safetensors header: length as u64, then JSON padded with spaces to 8 bytes (the format's own rule)."""
     entries: dict[str, object] = {"__metadata__": {METADATA_KEY: describe(store, samples)}}
     start = 0
-    for name, (dtype, values) in tensor_widths(store.layout, store.hidden_size, len(store.layer_ids)).items():
+    for name, (dtype, values) in store.tensors().items():
         end = start + tokens * values * DTYPE_BYTES[dtype]
-        shape = [tokens] if name in (TOKEN_IDS, LOSS_MASK) else [tokens, values]
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+        entries[name] = {"dtype": dtype, "shape": tensor_shape(name, tokens, values), "data_offsets": [start, end]}
         start = end
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)

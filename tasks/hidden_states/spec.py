@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.hidden_states.windows import WHOLE, Window
 from tasks.recipe import Extraction, Target
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionSpec:
-    """Capture the states of every sample of a responses file into shards."""
+    """Capture the states of the samples of a responses file, all or a slice of them, into shards."""
 
     target_folder: Path
     """Checkpoint of the target, as vLLM loads it."""
@@ -22,6 +23,12 @@ class ExtractionSpec:
     """Free space that must be left on the volume after every shard."""
     target: Target
     extraction: Extraction
+    drafter_folder: Path | None
+    """Drafter that training starts from: ``fp8+topk`` stores logits over its draft vocabulary. None without one."""
+    draft_vocab_tokens: int
+    """Size of that vocabulary, for a drafter that has none of its own yet."""
+    window: Window = WHOLE
+    """Which slice of the samples is captured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +44,8 @@ class ExtractionResult:
     """The stored last state is the one after the target's final norm."""
     shards: dict[str, str]
     """File name to sha256."""
+    draft_vocab_files: list[str]
+    """The file with the draft vocabulary of the stored logits; none where final states are stored."""
     skipped: dict[str, str]
     """Sample id to the reason why it has no states."""
     kept_shards: int

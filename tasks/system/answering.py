@@ -10,7 +10,7 @@ from typing import Literal
 
 from tasks.errors import BadProduct
 from tasks.recipe import Inference, Server
-from tasks.system.engine_child import OnProgress, Progress
+from tasks.system.engine_child import ETA_SECONDS, OnProgress, Progress
 from tasks.system.files import write_atomically
 from tasks.system.generation import Answer, Rejected, Sampling, Tally, ask_all
 from tasks.system.journal import Journal, read_answers
@@ -94,6 +94,7 @@ def answer_prompts(
         else:
             refused.add(outcome.prompt.sample_id)
         figures = {"tokens_per_second": tally.tokens_per_second}
+        figures |= outlook(tally, total - kept - tally.done, spec.max_new_tokens)
         on_progress(Progress("answering", kept + tally.done, total, "prompts", figures))
 
     def ask(live: Endpoint) -> None:
@@ -103,6 +104,25 @@ def answer_prompts(
     if missing:
         keep_asking(endpoint, restarts, ask, lambda: tally.answered)
     return tally
+
+
+def outlook(tally: Tally, left: int, most_tokens: int) -> dict[str, float]:
+    """The mean length to expect of an answer, and the seconds until all are there.
+
+    Short answers are finished first, so their mean promises too much. All tokens that were made, those of requests
+    in flight included, over the answers that are finished: the estimate for lengths that are still censored.
+
+    Args:
+        tally: So far.
+        left: Prompts that are not dealt with, in flight or not.
+        most_tokens: Longest answer.
+    """
+    made = tally.answer_tokens + tally.tokens_in_flight
+    if not tally.answered or not tally.seconds or not made:
+        return {}
+    mean = min(made / tally.answered, most_tokens)
+    left_tokens = max(0.0, mean * left - tally.tokens_in_flight)
+    return {"expected_answer_tokens": mean, ETA_SECONDS: left_tokens / (made / tally.seconds)}
 
 
 def _response(answer: Answer) -> Response:

@@ -15,6 +15,10 @@ from tasks.system.processes import Child, Limits, wait_for_exit
 Result = TypeVar("Result")
 
 
+ETA_SECONDS = "eta_seconds"
+"""A figure that says when a phase will end, where its pace so far would mislead."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """One report: ``done`` of ``total`` ``unit`` in a phase, and further figures."""

@@ -64,6 +64,8 @@ class Tally:
 
     answered: int = 0
     answer_tokens: int = 0
+    made_tokens: int = 0
+    """Of all requests, answered or in flight, when the servers were last looked at."""
     rejected: Counter[str] = field(default_factory=Counter)
     """By reason."""
     retries: Counter[str] = field(default_factory=Counter)
@@ -76,6 +78,11 @@ class Tally:
     def done(self) -> int:
         """Prompts that are dealt with."""
         return self.answered + self.rejected.total()
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """Of requests that are not answered yet, as far as is known."""
+        return max(0, self.made_tokens - self.answer_tokens)
 
     @property
     def tokens_per_second(self) -> float:
@@ -129,7 +136,12 @@ def ask_all(
 async def _ask_all(
     queue: Iterator[Prompt], endpoint: Endpoint, sampling: Sampling, on_done: OnDone, tally: Tally
 ) -> Tally:
-    watch = ServerWatch(endpoint, sampling.token_stall_seconds)
+    earlier_tokens = tally.answer_tokens
+
+    def note_made(tokens: int) -> None:
+        tally.made_tokens = earlier_tokens + tokens
+
+    watch = ServerWatch(endpoint, sampling.token_stall_seconds, note_made)
     tally.begin()
     # The pool is as wide as the fan-out: a smaller one would queue requests here and time them out.
     pool = httpx2.Limits(max_connections=sampling.in_flight, max_keepalive_connections=sampling.in_flight)

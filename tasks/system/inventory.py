@@ -19,7 +19,7 @@ from tasks.system.run import USES_FOLDER
 KINDS = ("targets", "drafters", "answers", "responses", "states", "trained", "evaluations")
 """Folders of stages, in the order of the run."""
 
-RECORDS = ("generations", "refreshed", "results", USES_FOLDER)
+RECORDS = ("generations", "plans", "refreshed", "results", USES_FOLDER)
 """Folders of small files about the stages."""
 
 DIGEST = re.compile(r"[0-9a-f]{16}")

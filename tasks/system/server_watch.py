@@ -6,6 +6,7 @@ counts every token that it makes (``vllm:generation_tokens_total`` at ``/metrics
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import openai
 
@@ -24,14 +25,16 @@ GENERATED = "vllm:generation_tokens"
 class ServerWatch:
     """Looks after one server while many requests are with it."""
 
-    def __init__(self, endpoint: Endpoint, stall_seconds: float) -> None:
+    def __init__(self, endpoint: Endpoint, stall_seconds: float, on_made: Callable[[int], None]) -> None:
         """Begin to watch.
 
         Args:
             endpoint: The server.
             stall_seconds: Longest time for which requests may wait without the server making a token.
+            on_made: Gets the tokens that the server has made since the first look.
         """
-        self._endpoint, self._stall_seconds = endpoint, stall_seconds
+        self._endpoint, self._stall_seconds, self._on_made = endpoint, stall_seconds, on_made
+        self._first_tokens: float | None = None
         self._failures = 0
         self._tokens = -1.0
         self._progress_at = time.monotonic()
@@ -67,6 +70,7 @@ class ServerWatch:
             ServerGone: The server's process has ended, or it makes no tokens.
         """
         look_seconds = min(LOOK_SECONDS, self._stall_seconds / 4)
+        await self._look()
         looked = time.monotonic()
         while not all(task.done() for task in workers):
             if STOP.is_set():
@@ -81,6 +85,9 @@ class ServerWatch:
         tokens = await asyncio.to_thread(generated_tokens, self._endpoint)
         if tokens is not None and tokens != self._tokens:
             self._tokens, self._progress_at = tokens, time.monotonic()
+            if self._first_tokens is None:
+                self._first_tokens = tokens
+            self._on_made(round(tokens - self._first_tokens))
         quiet_seconds = time.monotonic() - self._progress_at
         if quiet_seconds > self._stall_seconds:
             health = "answers" if await asyncio.to_thread(is_healthy, self._endpoint) else "does not answer"

@@ -5,6 +5,7 @@ document is unrolled by itself, and every position computes every step that its 
 """
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -70,6 +71,7 @@ def reference_loss(
     target_ids: Tensor,
     steps: int,
     step_weight: float,
+    cross_entropy: Callable[[Tensor, Tensor], Tensor] = lambda p, q: -(p * q.log()).sum(),
 ) -> tuple[Tensor, dict[tuple[int, int], Tensor]]:
     """The loss, and the logits of every counted draft by (step, predicting position in the pack)."""
     sums: list[list[Tensor]] = [[] for _ in range(steps)]
@@ -79,8 +81,8 @@ def reference_loss(
         for (k, t), z in unroll_document(drafter, tokens, pack.aux_TAD[span], embed, steps).items():
             predicted = t + 2 + k
             if predicted < len(tokens) and answer[predicted]:
-                teacher = (lm_head[target_ids] @ pack.final_TD[span][t + 1 + k]).softmax(0)
-                sums[k].append(-(teacher * z.log_softmax(0)).sum())
+                teacher = (lm_head[target_ids] @ pack.teacher.final_TD[span][t + 1 + k]).softmax(0)
+                sums[k].append(cross_entropy(teacher, z.softmax(0)))
                 logits[k, span.start + t] = z
     means = [torch.stack(losses).mean() for losses in sums if losses]
     weights = [step_weight**k for k, losses in enumerate(sums) if losses]

@@ -5,6 +5,7 @@ import torch
 from tasks.eagle3.config import DrafterConfig
 from tasks.eagle3.drafter import Eagle3Drafter
 from tasks.eagle3.unroll import Pack
+from tasks.hidden_states.teacher import FinalStates
 
 VOCAB = 29
 
@@ -47,5 +48,5 @@ def random_pack(lengths: list[int], answers: list[set[int]], hidden_size: int = 
         answer_T=torch.tensor(answer),
         start_T=torch.repeat_interleave(torch.tensor(starts), torch.tensor(lengths)),
         aux_TAD=torch.randn(total, 3 * hidden_size, generator=generator, dtype=torch.float64),
-        final_TD=torch.randn(total, hidden_size, generator=generator, dtype=torch.float64),
+        teacher=FinalStates(torch.randn(total, hidden_size, generator=generator, dtype=torch.float64)),
     )

@@ -1,5 +1,7 @@
 """The fast unroll against the slow one, in float64: loss, every logit, every gradient."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from slow_unroll import reference_loss
@@ -8,17 +10,26 @@ from small_drafters import VOCAB, random_drafter, random_pack, small_config
 from tasks.eagle3 import unroll as module
 from tasks.eagle3.soft_cross_entropy import soft_cross_entropy
 from tasks.eagle3.unroll import loss_weights, plan_unroll, unroll
+from tasks.hidden_states.top_logits import top_logits
 
 STEP_WEIGHT = 0.8
 
 
-def fast_loss(drafter, pack, embed, lm_head, target_ids, steps):
+def teacher_of(pack, lm_head, target_ids, top_k):
+    """The pack's final states, or the highest logits that they give."""
+    if top_k is None:
+        return pack.teacher
+    teacher = top_logits(lambda final_TD: final_TD @ lm_head.T, pack.teacher.final_TD, target_ids, top_k, VOCAB)
+    draft_TW = pack.teacher.final_TD @ lm_head[target_ids].T
+    return replace(teacher, logprobs_TR=draft_TW.log_softmax(-1).gather(1, teacher.ids_TR))  # in float64
+
+
+def fast_loss(drafter, pack, embed, lm_head, target_ids, steps, top_k):
+    teacher = teacher_of(pack, lm_head, target_ids, top_k)
     plan = plan_unroll(pack.answer_T, pack.start_T, steps)
     drafts = unroll(drafter, embed, pack, plan)
     weights = loss_weights(plan, STEP_WEIGHT, plan.counted, torch.float64)
-    result = soft_cross_entropy(
-        drafts, drafter.lm_head.weight, pack.final_TD[plan.predictor_S], lm_head[target_ids], weights
-    )
+    result = soft_cross_entropy(drafts, drafter.lm_head.weight, teacher[plan.predictor_S], lm_head[target_ids], weights)
     return result, drafts @ drafter.lm_head.weight.T, plan
 
 
@@ -28,15 +39,26 @@ def gradients(drafter, loss):
     return {name: p.grad.clone() for name, p in drafter.named_parameters()}
 
 
-def compare(lengths, answers, steps, draft_vocab=11, block_rows=4, **shape):
+def with_the_tail_as_one(top_k):
+    """Cross entropy that knows the ``top_k`` likeliest tokens one by one and the others as one bucket."""
+
+    def cross_entropy(p, q):
+        top = p.argsort(descending=True)[:top_k]
+        return -(p[top] * q[top].log()).sum() - (1 - p[top].sum()) * (1 - q[top].sum()).log()
+
+    return cross_entropy
+
+
+def compare(lengths, answers, steps, draft_vocab=11, block_rows=4, top_k=None, **shape):
     module.CPU_BLOCK_ROWS = block_rows
     drafter = random_drafter(small_config(draft_vocab=draft_vocab, **shape))
     pack = random_pack(lengths, answers)
     generator = torch.Generator().manual_seed(5)
     embed, lm_head = torch.randn(2, VOCAB, 12, generator=generator, dtype=torch.float64)
     target_ids = torch.randperm(VOCAB, generator=generator)[:draft_vocab].sort().values
-    result, logits_KSW, plan = fast_loss(drafter, pack, embed, lm_head, target_ids, steps)
-    slow, slow_logits = reference_loss(drafter, pack, embed, lm_head, target_ids, steps, STEP_WEIGHT)
+    result, logits_KSW, plan = fast_loss(drafter, pack, embed, lm_head, target_ids, steps, top_k)
+    loss_of = {} if top_k is None else {"cross_entropy": with_the_tail_as_one(top_k)}
+    slow, slow_logits = reference_loss(drafter, pack, embed, lm_head, target_ids, steps, STEP_WEIGHT, **loss_of)
     torch.testing.assert_close(result.loss, slow)
     counted = [(k, int(plan.predictor_S[s]) - 1 - k, s) for k, s in plan.counted_KS.nonzero().tolist()]
     assert {(k, t) for k, t, _ in counted} == set(slow_logits)
@@ -66,6 +88,20 @@ def test_answer_from_the_first_token_on_matches():
 
 def test_whole_vocabulary_matches():
     compare([8], [set(range(3, 8))], 3, draft_vocab=VOCAB)
+
+
+@pytest.mark.parametrize("top_k", [1, 4, 10])
+def test_a_teacher_of_top_logits_matches(top_k):
+    compare([9, 5, 7], [set(range(4, 9)), {3, 4}, {2, 3, 6}], 3, top_k=top_k)
+
+
+def test_a_teacher_whose_top_logits_are_all_matches_one_of_final_states():
+    """Without a tail the loss is the plain one; the reference knows nothing of top logits."""
+    drafter, pack = random_drafter(small_config()), random_pack([9, 5], [set(range(4, 9)), {3, 4}])
+    embed, lm_head = torch.randn(2, VOCAB, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    target_ids = torch.arange(11) * 2
+    results = [fast_loss(drafter, pack, embed, lm_head, target_ids, 3, top_k)[0].loss for top_k in (None, 11)]
+    torch.testing.assert_close(results[1], results[0])
 
 
 def test_as_many_key_heads_as_heads_matches():

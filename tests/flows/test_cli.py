@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from flows.cli import main, parse_changes
+from flows.cli import main
+from flows.settings import parse_changes
 
 
 def test_settings_become_nested_changes():
@@ -18,13 +19,17 @@ def test_settings_become_nested_changes():
 
 def test_recipes_are_listed(capsys):
     assert main(["recipes"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["kimi-k25", "smollm2-cpu"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "kimi-k25",
+        "kimi-k25-b300",
+        "smollm2-cpu",
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nope"], "hero-run: there is no recipe 'nope'. Recipes: kimi-k25, smollm2-cpu"),
+        (["run", "nope"], "hero-run: there is no recipe 'nope'. Recipes: kimi-k25, kimi-k25-b300, smollm2-cpu"),
         (["run", "smollm2-cpu", "--set", "training.epocs=2"], "recipe field 'training.epocs' does not exist"),
         (["run", "smollm2-cpu", "--set", "training.epochs"], "--set takes FIELD=VALUE"),
         (["run", "smollm2-cpu", "--set", "training.epochs=0"], "training.epochs must be >= 1, found 0"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.errors import HeroRunError
-from tasks.hidden_states.extract import capture
+from tasks.hidden_states.extract import capture, capture_plan
 from tasks.hidden_states.index import recover
 from tasks.hidden_states.plan import Work, plan_work
 from tasks.hidden_states.spec import ExtractionSpec
@@ -16,6 +16,7 @@ from tasks.system.child import Reporter
 from tasks.system.responses import RESPONSES_NAME, Response
 
 LAYER_IDS = [2, 15, 27]
+DRAFT_VOCAB_TOKENS = 1000
 STEP_TOKENS = 256
 """Of the tests' engine: longer samples arrive in chunks, shorter ones share steps."""
 
@@ -43,7 +44,7 @@ def make_responses(target_folder: Path) -> list[Response]:
     return samples
 
 
-def make_spec(target_folder: Path, responses: list[Response], folder: Path, **extraction: int) -> ExtractionSpec:
+def make_spec(target_folder: Path, responses: list[Response], folder: Path, **extraction: Any) -> ExtractionSpec:
     """A spec with its responses file, states under ``folder/states``."""
     shape = read_target_shape(target_folder)
     facts = ModelFacts(
@@ -60,6 +61,8 @@ def make_spec(target_folder: Path, responses: list[Response], folder: Path, **ex
         reserve_bytes=0,
         target=Target(source=source, window_tokens=1024, snapshot=facts),
         extraction=Extraction(engine=engine),
+        drafter_folder=None,
+        draft_vocab_tokens=DRAFT_VOCAB_TOKENS,
     )
     return dataclasses.replace(spec, extraction=dataclasses.replace(spec.extraction, **extraction))
 
@@ -75,7 +78,7 @@ def run_capture(llm: Any, spec: ExtractionSpec, folder: Path, reporter: Reporter
     spec.out_folder.mkdir(exist_ok=True)
     work = plan_work(spec, shape, recover(spec.out_folder))
     try:
-        capture(llm, spec, shape, work, reporter or Reporter(folder / "progress.jsonl"))
+        capture(llm, spec, capture_plan(spec, shape), work, reporter or Reporter(folder / "progress.jsonl"))
     except HeroRunError:
         llm.collective_rpc("capture_finish")
         raise

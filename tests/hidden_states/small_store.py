@@ -10,24 +10,52 @@ from typing import Any
 import torch
 
 from tasks.hidden_states import index, shards
-from tasks.hidden_states.layout import StoreFormat
+from tasks.hidden_states.draft_vocab import DraftVocab
+from tasks.hidden_states.encoding import encode_aux, encode_teacher
+from tasks.hidden_states.layout import Layout, StoreFormat
 from tasks.hidden_states.reader import StateReader
 from tasks.hidden_states.shards import CapturedSample, ShardWriter
+from tasks.hidden_states.teacher import FinalStates, Teacher
+from tasks.hidden_states.top_logits import top_logits
 from tasks.system.files import sha256_of
 
 D, LAYERS = 32, [1, 2, 4]
 STORE = StoreFormat("bf16", LAYERS, D)
+VOCAB = DraftVocab(vocab_tokens=200, target_ids=list(range(3, 103)))
+TOP_K = 64
+STORES = {
+    "bf16": STORE,
+    "fp8": StoreFormat("fp8", LAYERS, D),
+    "fp8+topk": StoreFormat("fp8+topk", LAYERS, D, top_k=TOP_K, vocab_map_sha256=VOCAB.sha256),
+}
 SHARD_SAMPLES, SAMPLES = 2, 6
 
 
-def make_sample(number: int, tokens: int = 20, width: int = D) -> CapturedSample:
-    """Always the same for a number."""
+def make_states(number: int, tokens: int = 20, width: int = D) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random auxiliary layers and final states in bf16, always the same for a number."""
     generator = torch.Generator().manual_seed(number)
     aux_TAD = torch.randn(tokens, len(LAYERS) * width, generator=generator).bfloat16()
-    final_TD = torch.randn(tokens, width, generator=generator).bfloat16()
-    ids = torch.randint(0, 163840, (tokens,), generator=generator).tolist()
+    return aux_TAD, torch.randn(tokens, width, generator=generator).bfloat16()
+
+
+def make_teacher(layout: str, final_TD: torch.Tensor) -> Teacher:
+    """The teacher of a layout, with a random head of ``VOCAB``."""
+    if layout != "fp8+topk":
+        return FinalStates(final_TD)
+    head_VD = torch.randn(VOCAB.vocab_tokens, final_TD.shape[1], generator=torch.Generator().manual_seed(-1))
+    ids_W = torch.tensor(VOCAB.target_ids)
+    teacher = top_logits(lambda block_CD: block_CD.float() @ head_VD.T, final_TD, ids_W, TOP_K, VOCAB.vocab_tokens)
+    assert teacher is not None
+    return teacher
+
+
+def make_sample(number: int, tokens: int = 20, width: int = D, layout: Layout = "bf16") -> CapturedSample:
+    """Always the same for a number."""
+    aux_TAD, final_TD = make_states(number, tokens, width)
+    states = encode_aux(layout, aux_TAD, len(LAYERS)) | encode_teacher(layout, make_teacher(layout, final_TD))
+    ids = torch.randint(0, 163840, (tokens,), generator=torch.Generator().manual_seed(number)).tolist()
     split = "validation" if number % 5 == 0 else "training"
-    return CapturedSample(f"sample-{number:016x}", split, "tests", ids, tokens // 2, aux_TAD, final_TD)
+    return CapturedSample(f"sample-{number:016x}", split, "tests", ids, tokens // 2, states)
 
 
 def plan(numbers: Iterable[int] = range(SAMPLES)) -> dict[str, list[int]]:
@@ -43,7 +71,7 @@ def write(folder: Path, numbers: Iterable[int] = range(SAMPLES), store: StoreFor
     kept = {record.file for record in writer.records}
     missing = {file: group for file, group in plan(numbers).items() if file not in kept}
     for file, group in missing.items():
-        writer.write(file, [make_sample(number) for number in group])
+        writer.write(file, [make_sample(number, layout=store.layout) for number in group])
     return list(missing)
 
 

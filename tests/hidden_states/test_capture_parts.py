@@ -9,9 +9,13 @@ import torch
 from torch import nn
 
 from tasks.errors import BadProduct, EngineRejected
-from tasks.hidden_states.capture import check_runner, decoder_stack
 from tasks.hidden_states.checks import check_bad_samples, check_teacher, fault_of
+from tasks.hidden_states.encoding import encode_aux, encode_teacher
+from tasks.hidden_states.layout import LAYOUTS
+from tasks.hidden_states.model_runner import check_runner, decoder_stack
 from tasks.hidden_states.packing import RowCollector, parts_of_step
+from tasks.hidden_states.teacher import FinalStates, Teacher
+from tasks.hidden_states.top_logits import top_logits
 
 A, D = 2, 4
 
@@ -38,10 +42,10 @@ def run_steps(requests: dict[str, Request], steps: list[dict[str, int]]) -> dict
         ]
         final_ND = torch.tensor(values)[:, None].expand(-1, D)
         for part in parts_of_step(list(scheduled), scheduled, requests):
-            rows = collector.add(part, final_ND.repeat(1, A), final_ND)
+            rows = collector.add(part, {"aux": final_ND.repeat(1, A), "final": final_ND})
             if rows is not None:
-                assert rows[0].shape == (len(rows[1]), A * D)
-                finished[part.request_id] = rows[1][:, 0].tolist()
+                assert rows["aux"].shape == (len(rows["final"]), A * D)
+                finished[part.request_id] = rows["final"][:, 0].tolist()
         for name, tokens in scheduled.items():
             requests[name].num_computed_tokens += tokens
     return finished
@@ -60,11 +64,11 @@ def test_a_preempted_request_starts_over():
     collector = RowCollector()
     first = torch.full((2, D), 9.0)
     (part,) = parts_of_step(["a"], {"a": 2}, requests)
-    assert collector.add(part, first, first) is None
+    assert collector.add(part, {"final": first}) is None
     again = torch.arange(4.0)[:, None].expand(-1, D)
     (part,) = parts_of_step(["a"], {"a": 4}, requests)
-    rows = collector.add(part, again, again)
-    assert rows is not None and rows[1][:, 0].tolist() == [0, 1, 2, 3]
+    rows = collector.add(part, {"final": again})
+    assert rows is not None and rows["final"][:, 0].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.fault("chunked-prefill")
@@ -82,7 +86,17 @@ def set_(tensor: torch.Tensor, where: object, value: object) -> None:
     tensor[where] = value
 
 
+def stored_fault(layout: str, aux_TAD: torch.Tensor, final_TD: torch.Tensor, tokens: int = 8) -> str:
+    """What is found in states as a layout stores them."""
+    teacher: Teacher = FinalStates(final_TD)
+    if layout == "fp8+topk":
+        logits_TW = torch.cat([final_TD, -final_TD], dim=1)
+        teacher = top_logits(lambda block_CD: block_CD, logits_TW, torch.arange(2 * D), D, 2 * D)
+    return fault_of({**encode_aux(layout, aux_TAD, A), **encode_teacher(layout, teacher)}, tokens, [2, 9]) or ""
+
+
 @pytest.mark.fault("bad-states")
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -96,16 +110,19 @@ def set_(tensor: torch.Tensor, where: object, value: object) -> None:
         (lambda aux, final: set_(aux, (slice(None), slice(D, None)), aux[:, :D].clone()), "layer 2 and layer 9 are"),
     ],
 )
-def test_states_that_cannot_be_right_are_rejected(damage, reason):
+def test_states_that_cannot_be_right_are_rejected(layout, damage, reason):
     aux_TAD, final_TD = states()
-    assert fault_of(aux_TAD, final_TD, 8, [2, 9]) is None
+    assert stored_fault(layout, aux_TAD, final_TD) == ""
     damage(aux_TAD, final_TD)
-    assert reason in (fault_of(aux_TAD, final_TD, 8, [2, 9]) or "")
+    found = stored_fault(layout, aux_TAD, final_TD)
+    if layout == "fp8+topk":
+        reason = reason.replace("the final state", "the teacher's logits")
+    assert reason in found
 
 
 @pytest.mark.fault("chunked-prefill")
 def test_rows_must_be_as_many_as_tokens():
-    assert "8 rows were captured for 9 tokens" in (fault_of(*states(), 9, [2, 9]) or "")
+    assert "8 rows were captured for 9 tokens" in stored_fault("bf16", *states(), tokens=9)
 
 
 @pytest.mark.fault("bad-states")

@@ -40,8 +40,8 @@ def test_every_sample_has_a_row_for_every_token(captured, responses):
         sample, T = found[response.sample_id], response.length_tokens
         assert sample.token_ids_T.tolist() == response.prompt_token_ids + response.response_token_ids
         assert sample.loss_mask_T.sum() == len(response.response_token_ids)
-        assert sample.aux_TAD.shape == (T, len(LAYER_IDS) * reader.hidden_size)
-        assert sample.final_TD.shape == (T, reader.hidden_size)
+        assert sample.aux_TAD.shape == (T, len(LAYER_IDS) * reader.store.hidden_size)
+        assert sample.teacher.final_TD.shape == (T, reader.store.hidden_size)
 
 
 def test_the_teacher_agrees(captured, responses):
@@ -84,7 +84,7 @@ def test_states_agree_with_transformers_chunked_or_not(captured, target_folder):
     rounded, exact = load(target_folder, torch.bfloat16), load(target_folder, torch.float32)
     for entry in reader.samples[::5]:
         sample = reader.read(entry)
-        found = [*sample.aux_TAD.split(reader.hidden_size, dim=1), sample.final_TD]
+        found = [*sample.aux_TAD.split(reader.store.hidden_size, dim=1), sample.teacher.final_TD]
         near = reference_states(rounded, sample.token_ids_T)
         true = reference_states(exact, sample.token_ids_T)
         for state, near_state, true_state in zip(found, near, true, strict=True):
@@ -152,15 +152,19 @@ def mend() -> Callable[[Any], None]:
 
 @pytest.mark.fault("bad-states")
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "layout", "message"),
     [
-        (state_before_the_norm, "teacher gate"),
-        (second_to_last_layer, "teacher gate"),
-        (all_zero, "all columns of layer 2 are equal"),
+        (state_before_the_norm, "bf16", "teacher gate"),
+        (state_before_the_norm, "fp8", "teacher gate"),
+        (state_before_the_norm, "fp8+topk", "teacher gate"),
+        (second_to_last_layer, "bf16", "teacher gate"),
+        (second_to_last_layer, "fp8+topk", "teacher gate"),
+        (all_zero, "bf16", "all columns of layer 2 are equal"),
+        (all_zero, "fp8", "all columns of layer 2 are equal"),
     ],
 )
-def test_wrong_states_stop_the_run(engine, target_folder, responses, tmp_path, fault, message):
-    spec = make_spec(target_folder, shortened(responses, 10), tmp_path, max_batched_tokens=STEP_TOKENS)
+def test_wrong_states_stop_the_run(engine, target_folder, responses, tmp_path, fault, layout, message):
+    spec = make_spec(target_folder, shortened(responses, 10), tmp_path, layout=layout, max_batched_tokens=STEP_TOKENS)
     engine.collective_rpc(fault())
     try:
         with pytest.raises(BadProduct, match=message) as caught:

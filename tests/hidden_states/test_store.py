@@ -7,31 +7,31 @@ import torch
 
 from tasks.errors import BadProduct
 from tasks.hidden_states.index import INDEX_NAME, read_index, sort_index
-from tasks.hidden_states.layout import StoreFormat, expected_store_bytes
+from tasks.hidden_states.layout import LAYOUTS, bytes_per_token, expected_store_bytes
 from tasks.hidden_states.reader import StateReader
 from tasks.hidden_states.shards import ShardWriter
-from tests.hidden_states.small_store import LAYERS, SAMPLES, STORE, D, make_sample, read_all, shard_files, write
+from tests.hidden_states.small_store import SAMPLES, STORE, STORES, make_sample, read_all, shard_files, write
 
 
 def test_what_was_written_is_read(tmp_path):
     write(tmp_path, range(5))
     reader = StateReader(tmp_path)
-    assert (reader.layout, reader.layer_ids, reader.hidden_size) == ("bf16", LAYERS, D)
+    assert reader.store == STORE
     assert [entry.split for entry in reader.samples] == ["validation"] + ["training"] * 4
     for number, entry in enumerate(reader.samples):
         written, found = make_sample(number), reader.read(entry)
         assert found.token_ids_T.tolist() == written.token_ids
         assert found.token_ids_T.dtype == torch.int64
         assert found.loss_mask_T.tolist() == [False] * 10 + [True] * 10
-        assert torch.equal(found.aux_TAD, written.aux_TAD)
-        assert torch.equal(found.final_TD, written.final_TD)
+        assert torch.equal(found.aux_TAD, written.states["aux"])
+        assert torch.equal(found.teacher.final_TD, written.states["final"])
 
 
 @pytest.mark.fault("norm-confusion")
 @pytest.mark.parametrize("final_is_normed", [True, False])
 def test_a_store_states_whether_its_final_state_is_normed(tmp_path, final_is_normed):
     write(tmp_path, store=replace(STORE, final_is_normed=final_is_normed))
-    assert StateReader(tmp_path).final_is_normed is final_is_normed
+    assert StateReader(tmp_path).store.final_is_normed is final_is_normed
 
 
 @pytest.mark.fault("norm-confusion")
@@ -57,8 +57,10 @@ def test_rejected_samples_and_the_teachers_word_are_remembered(tmp_path):
 @pytest.mark.fault("chunked-prefill")
 def test_rows_that_do_not_fit_the_ids_are_refused(tmp_path):
     sample = make_sample(0)
-    with pytest.raises(BadProduct, match=r"sample-0000000000000000.*\(20, 96\).*found \(\(19, 96\)"):
-        ShardWriter(tmp_path, STORE, 0).write("shard-0.safetensors", [replace(sample, aux_TAD=sample.aux_TAD[1:])])
+    with pytest.raises(BadProduct, match=r"sample-0000000000000000.*\[20, 96\].*found .*\[19, 96\]"):
+        ShardWriter(tmp_path, STORE, 0).write(
+            "shard-0.safetensors", [replace(sample, states={**sample.states, "aux": sample.states["aux"][1:]})]
+        )
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):
@@ -90,10 +92,15 @@ def test_an_empty_folder_says_what_to_do(tmp_path):
         StateReader(tmp_path)
 
 
-def test_disk_estimate_is_within_two_percent(tmp_path):
-    width, tokens, samples = 576, 300, 12
-    writer = ShardWriter(tmp_path, StoreFormat("bf16", LAYERS, width), 0)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("width", [576, 7168])
+def test_disk_estimate_is_within_two_percent(tmp_path, layout, width):
+    tokens, samples = 300, 12
+    writer = ShardWriter(tmp_path, replace(STORES[layout], hidden_size=width), 0)
     for first in range(0, samples, 3):
-        writer.write(f"shard-{first}.safetensors", [make_sample(first + i, tokens, width) for i in range(3)])
+        group = [make_sample(first + i, tokens, width, layout) for i in range(3)]
+        writer.write(f"shard-{first}.safetensors", group)
     found = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert expected_store_bytes("bf16", width, 3, tokens * samples, samples) == pytest.approx(found, rel=0.02)
+    assert expected_store_bytes(layout, width, 3, tokens * samples, samples) == pytest.approx(found, rel=0.02)
+    shards_alone = sum(path.stat().st_size for path in shard_files(tmp_path))
+    assert tokens * samples * bytes_per_token(layout, width, 3) == pytest.approx(shards_alone, rel=0.02)

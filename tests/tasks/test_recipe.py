@@ -71,7 +71,7 @@ def test_a_wrong_change_is_named(changes, message):
 
 
 def test_an_unknown_recipe_is_answered_with_the_list():
-    with pytest.raises(RecipeError, match=r"no recipe 'nope'. Recipes: kimi-k25, smollm2-cpu"):
+    with pytest.raises(RecipeError, match=r"no recipe 'nope'. Recipes: kimi-k25, kimi-k25-b300, smollm2-cpu"):
         named("nope")
 
 

@@ -97,6 +97,43 @@ def test_the_content_of_the_prompt_file_is_identity_and_its_place_is_not(tmp_pat
     assert "responses" in renewed(prompts={"source": str(other)})
 
 
+def renewed_in(layout: str, **changes) -> set[str]:
+    """Stages that these changes make anew where states are stored in this layout."""
+    before, after = digests(extraction={"layout": layout}), digests(extraction={"layout": layout}, **changes)
+    return {name for name in before if before[name] != after[name]}
+
+
+@pytest.mark.parametrize("layout", ["fp8", "fp8+topk"])
+def test_another_layout_is_other_states(layout):
+    assert renewed(extraction={"layout": layout}) == {"states", "trained", "evaluation"}
+
+
+def test_how_many_logits_are_kept_is_identity_only_where_some_are():
+    def changed_by_top_k(layout: str) -> set[str]:
+        one, other = (digests(extraction={"layout": layout, "top_k": k}) for k in (64, 32))
+        return {name for name in one if one[name] != other[name]}
+
+    assert changed_by_top_k("fp8") == set()
+    assert "states" in changed_by_top_k("fp8+topk")
+
+
+@pytest.mark.fault("base-vocab-map-kept")
+def test_the_draft_vocabulary_is_identity_of_the_states_only_where_logits_are_stored():
+    other_size = {"draft_vocab_tokens": 2048}
+    assert "states" in renewed_in("fp8+topk", drafter=other_size)
+    assert "states" not in renewed_in("fp8", drafter=other_size)
+
+
+def test_initial_weights_are_not_identity_of_logits_over_a_vocabulary_from_the_answers():
+    assert "states" not in renewed_in("fp8+topk", drafter={"seed": 7})
+
+
+def test_a_base_drafter_is_identity_of_logits_over_its_vocabulary():
+    bases = [{"source": {"kind": "hub", "name": name}} for name in ("a/b", "c/d")]
+    one, other = (digests(extraction={"layout": "fp8+topk"}, drafter=base) for base in bases)
+    assert one["states"] != other["states"]
+
+
 def test_a_stage_version_is_identity(monkeypatch):
     before = digests()
     monkeypatch.setattr("tasks.stages.TRAINING_VERSION", 99)

@@ -12,6 +12,7 @@ from prefect.testing.utilities import prefect_test_harness
 import tasks.training
 from flows.recipes import named
 from tasks.eagle3.spec import CHECKPOINTS_NAME
+from tasks.hidden_states.windows import WHOLE
 from tasks.recipe import ModelSource, changed
 from tasks.stages import training_stage
 from tasks.system.files import sha256_of
@@ -55,14 +56,14 @@ def inputs(tmp_path, engine_python):
     }
     recipe = changed(named("smollm2-cpu"), changes)
     run = Run(recipe=recipe, id="1", name="test", data_root=tmp_path / "data", engine_python=engine_python)
-    states = Product(folder=tmp_path / "states", content_sha256="states")
+    states = Product(folder=tmp_path / "states", content_sha256="states", facts={"tokens": 92})
     facts = {"checkpoint": str(tmp_path / "initial"), "layer_ids": LAYER_IDS}
     return run, states, Product(folder=tmp_path / "initial", content_sha256="drafter", facts=facts)
 
 
 @flow
 def train(run: Run, states: Product, drafter: Product) -> Product:
-    return tasks.training.training(run, states, drafter)
+    return tasks.training.training(run, states, drafter, WHOLE, None)
 
 
 def reported_phases(run: Run) -> set[str]:
