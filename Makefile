@@ -84,7 +84,7 @@ test-faults: install
 BENCH := .hero/bench
 
 bench-layouts: install
-	$(FLOW)/bin/python -m tests.benchmarks.demo_answers $(BENCH)
+	$(FLOW)/bin/python -m tests.benchmarks.demo_answers $(BENCH) $(SET:%=--set %)
 	$(ENGINE)/bin/python -m tests.benchmarks.bench_layouts $(BENCH) $(if $(QUICK),--quick)
 
 lint: install

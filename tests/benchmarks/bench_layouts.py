@@ -1,9 +1,9 @@
 """``make bench-layouts``: what the small layouts of hidden states cost in acceptance length, on the demo's model.
 
 In the engine environment, on answers that ``demo_answers`` has made. Every arm trains the demo's drafter from the
-same answers, from the same initial weights and in the same order, from states that a real vLLM captured in the
-arm's layout; three seeds each. All of them are measured alike: on 160 held-out samples that neither training nor
-the choice of the best checkpoint has seen, against bf16 states of them.
+same answers, from the same initial weights and for as many epochs, from states that a real vLLM captured in the
+arm's layout, or in three windows; three seeds each. All of them are measured alike: on 160 held-out samples that
+neither training nor the choice of the best checkpoint has seen, against bf16 states of them.
 
 Whatever is finished stays in the folder, so that an interrupted benchmark goes on. With ``--quick`` it shows in some
 minutes that everything works; its figures say nothing.
@@ -25,7 +25,13 @@ from tasks.eagle3.layer_ids import default_layer_ids
 from tasks.eagle3.metrics import acceptance_length
 from tasks.eagle3.packing import Document, pack_documents, read_pack, survey_samples
 from tasks.eagle3.soft_cross_entropy import soft_cross_entropy
-from tasks.eagle3.spec import InitialDrafterResult, InitialDrafterSpec, TrainingResult, TrainingSpec
+from tasks.eagle3.spec import (
+    InitialDrafterResult,
+    InitialDrafterSpec,
+    TrainingResult,
+    TrainingSpec,
+    WindowedTraining,
+)
 from tasks.eagle3.target_head import read_target_head
 from tasks.eagle3.unroll import loss_weights, plan_unroll, unroll
 from tasks.eagle3.validation import Validation
@@ -33,6 +39,7 @@ from tasks.hidden_states.layout import Layout, bytes_per_token
 from tasks.hidden_states.reader import StateReader
 from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
 from tasks.hidden_states.target import read_target_shape
+from tasks.hidden_states.windows import WHOLE, Window
 from tasks.recipe import Recipe, from_json, to_json
 from tasks.system.engine_child import run_in_engine
 from tasks.system.files import write_atomically
@@ -74,16 +81,16 @@ class Bench:
         if quick:
             training, held_out = training[:QUICK_TRAINING_SAMPLES], held_out[:QUICK_HELD_OUT_SAMPLES]
         for name, samples in (("trained-on", training + choosing), ("held-out", held_out)):
-            path = self._folder / name / RESPONSES_NAME
+            path = self._responses_path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, "".join(sample.to_line() + "\n" for sample in samples))
 
-    def states(self, answers: str, layout: Layout) -> Path:
-        """Hidden states of ``trained-on`` or ``held-out`` in a layout."""
-        name = f"{answers}/{layout}"
+    def states(self, answers: str, layout: Layout, window: Window = WHOLE) -> Path:
+        """Hidden states of ``trained-on`` or ``held-out``, all or a window of them, in a layout."""
+        name = f"{answers}/{layout}" + ("" if window.is_whole else f"-{window.index + 1}-of-{window.count}")
         spec = ExtractionSpec(
             target_folder=self.target_folder,
-            responses_path=self._folder / answers / RESPONSES_NAME,
+            responses_path=self._responses_path(answers),
             out_folder=self._folder / name,
             layer_ids=self.layer_ids,
             reserve_bytes=0,
@@ -91,13 +98,37 @@ class Bench:
             extraction=dataclasses.replace(self.recipe.extraction, layout=layout),
             drafter_folder=None,
             draft_vocab_tokens=self.recipe.drafter.draft_vocab_tokens,
+            window=window,
         )
         environment = self.recipe.extraction.engine.environment
         self._once(name, "tasks.hidden_states.extract", spec, ExtractionResult, environment)
         return spec.out_folder
 
-    def trained(self, states_folder: Path, name: str, seed: int) -> Path:
-        """The best drafter of a training on these states; the seed is of initial weights and order."""
+    def trained_whole(self, layout: Layout, seed: int) -> Path:
+        """The best drafter of a training on the states of all samples; the seed is of initial weights and order."""
+        return self._trained(layout, self.states("trained-on", layout), seed, None)[0] / "best"
+
+    def trained_in_windows(self, layout: Layout, count: int, seed: int) -> Path:
+        """The same of states that are captured and trained on window by window."""
+        previous_folder, steps = None, 0
+        for index in range(count):
+            window = Window(index, count)
+            windowed = WindowedTraining(
+                window=window,
+                responses_path=self._responses_path("trained-on"),
+                longest_tokens=self.recipe.target.window_tokens,
+                previous_folder=previous_folder,
+                steps_before=steps,
+            )
+            name = f"{layout}-{index + 1}-of-{count}"
+            previous_folder, result = self._trained(name, self.states("trained-on", layout, window), seed, windowed)
+            steps = result.steps
+        assert previous_folder is not None
+        return previous_folder / "best"
+
+    def _trained(
+        self, name: str, states_folder: Path, seed: int, windowed: WindowedTraining | None
+    ) -> tuple[Path, TrainingResult]:
         drafter = dataclasses.replace(self.recipe.drafter, seed=seed)
         initial = InitialDrafterSpec(
             target_folder=self.target_folder, out_folder=self._folder / f"initial/{seed}", drafter=drafter
@@ -107,14 +138,18 @@ class Bench:
             target_folder=self.target_folder,
             base_folder=initial.out_folder,
             states_folder=states_folder,
-            out_folder=self._folder / f"trained/{name}-{seed}",
+            out_folder=self._folder / f"trained/{name}-seed-{seed}",
             reserve_bytes=0,
             drafter=drafter,
             training=dataclasses.replace(self.recipe.training, seed=seed),
+            windowed=windowed,
         )
         environment = self.recipe.training.environment
-        self._once(f"trained/{name}-{seed}", "tasks.eagle3.train", spec, TrainingResult, environment)
-        return spec.out_folder / "best"
+        name = f"trained/{spec.out_folder.name}"
+        return spec.out_folder, self._once(name, "tasks.eagle3.train", spec, TrainingResult, environment)
+
+    def _responses_path(self, answers: str) -> Path:
+        return self._folder / answers / RESPONSES_NAME
 
     def _once(
         self, name: str, module: str, spec: object, result_type: type[Result], environment: Mapping[str, str]
@@ -153,7 +188,7 @@ class HeldOut:
         base = read_base(drafter_folder, self._target, [])
         assert base.vocab_map is not None
         drafter, target_ids_W = build_drafter(base), base.vocab_map.target_ids_W
-        autocast = torch.autocast("cpu", torch.bfloat16)
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=self._training.autocast == "bfloat16")
         counts = self._validation.acceptances(drafter, self._target.embed_VD, target_ids_W, autocast, lambda *_: None)
         teacher_head_WD = self._target.lm_head_VD[target_ids_W].bfloat16()
         loss = 0.0
@@ -173,16 +208,12 @@ class HeldOut:
 Arm = Callable[[Bench, int], Path]
 """Trains with a seed; the folder of the best drafter."""
 
-
-def in_layout(layout: Layout) -> Arm:
-    """States of all samples at once."""
-    return lambda bench, seed: bench.trained(bench.states("trained-on", layout), layout, seed)
-
-
+WINDOWS = 3
 ARMS: dict[str, tuple[Layout, Arm]] = {
-    "bf16": ("bf16", in_layout("bf16")),
-    "fp8": ("fp8", in_layout("fp8")),
-    "fp8+topk": ("fp8+topk", in_layout("fp8+topk")),
+    "bf16": ("bf16", lambda bench, seed: bench.trained_whole("bf16", seed)),
+    "fp8": ("fp8", lambda bench, seed: bench.trained_whole("fp8", seed)),
+    "fp8+topk": ("fp8+topk", lambda bench, seed: bench.trained_whole("fp8+topk", seed)),
+    f"bf16, windows={WINDOWS}": ("bf16", lambda bench, seed: bench.trained_in_windows("bf16", WINDOWS, seed)),
 }
 """By name: the layout, whose bytes are told, and the arm. The first is what the others are compared with."""
 
