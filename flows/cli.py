@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import local_api, plan_cli, store_cli
+from flows.no_secrets import refuse_key_arguments, refuse_secrets
 from flows.recipes import RECIPES, Overrides, RefreshName, named
 from flows.settings import add_changes, parse_changes
 from tasks.errors import HeroRunError
@@ -86,6 +87,8 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.data_root:
         changes["data_root"] = str(Path(parsed.data_root).expanduser().absolute())
     recipe = named(parsed.recipe, changes)  # a typing error is told here, before anything starts
+    refuse_secrets(changes)
+    refuse_key_arguments(recipe)
     _set_prefect(recipe)
     if "PREFECT_API_URL" not in os.environ:
         print(f"Prefect UI while it runs: {local_api.ensure_api(parsed.ui_port)}", flush=True)

@@ -14,12 +14,15 @@ from pydantic import BaseModel
 
 from blocks import DataVolume, VllmEngine, saved_or_default
 from flows.locks import only_run_on, only_run_on_gpus
+from flows.no_secrets import refuse_key_arguments, refuse_secrets
 from flows.recipes import named
 from flows.run_states import end_killed_run
 from flows.state_watch import StateWatch
 from tasks import artifacts
+from tasks.errors import PermanentError
 from tasks.logs import say_faults_plainly
 from tasks.recipe import Recipe
+from tasks.redaction import secrets_hidden
 from tasks.system import ledger
 from tasks.system.disk import require_writable
 from tasks.system.lock_holder import Holder
@@ -64,17 +67,20 @@ def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[st
     me, watch = Holder.me(run.id, run.name, data_root), StateWatch(UUID(run.id))
     with only_run_on(data_root, me) as before, only_run_on_gpus(me), watch.last_word(), _faults_told(run):
         _clear_up_after(before, run)
-        with all_children_end(), watch.watching():
+        with secrets_hidden(PermanentError), all_children_end(), watch.watching():
             yield run
 
 
 def _recipe_here(recipe_name: str, overrides: BaseModel | None) -> Recipe:
     """The recipe with what this site and this run change in it; the run has the last word."""
     asked = overrides.model_dump(exclude_none=True) if overrides else {}
+    refuse_secrets(asked)
     site = saved_or_default(DataVolume).model_dump(include={"root", "reserve_share"}, exclude_none=True)
     if "root" in site:
         site["data_root"] = site.pop("root")
-    return named(recipe_name, {**site, **asked})
+    recipe = named(recipe_name, {**site, **asked})
+    refuse_key_arguments(recipe)
+    return recipe
 
 
 def _clear_up_after(before: Holder | None, run: Run) -> None:

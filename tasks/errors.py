@@ -15,12 +15,17 @@
     └── Stopped                 the run is being cancelled: not a fault
 
 Every message says what was needed, what was found, where, and what to do. Errors cross task and
-process edges, so they carry one string and nothing else.
+process edges, so they carry one string and nothing else; secrets are blotted out of it.
 """
+
+from tasks.redaction import redacted
 
 
 class HeroRunError(Exception):
     """Any fault that the hero run names."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redacted(message))
 
 
 class PermanentError(HeroRunError):

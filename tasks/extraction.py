@@ -67,7 +67,12 @@ def extraction(run: Run, responses: Product, drafter: Product, window: Window) -
         layer_ids=drafter.facts["layer_ids"],
         reserve_bytes=reserve_bytes(run.data_root, recipe.reserve_share),
         target=recipe.target,
-        extraction=replace(recipe.extraction, layout=resolved_layout(run, responses, drafter)),
+        extraction=replace(
+            recipe.extraction,
+            layout=resolved_layout(run, responses, drafter),
+            # Specs are files: what may hold a secret goes by the environment.
+            engine=replace(recipe.extraction.engine, environment={}),
+        ),
         drafter_folder=Path(drafter.facts["checkpoint"]),
         draft_vocab_tokens=recipe.drafter.draft_vocab_tokens,
         window=window,

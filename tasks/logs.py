@@ -1,8 +1,9 @@
-"""Prefect's run logs, less what tells a user nothing."""
+"""Prefect's run logs, less what tells a user nothing, and without secrets."""
 
 import logging
 
 from tasks.errors import HeroRunError, Stopped
+from tasks.redaction import redact_log_records
 
 RUN_LOGGERS = ("prefect.task_runs", "prefect.flow_runs")
 EVENT_LOGGERS = ("prefect.events.clients", "prefect._internal.concurrency")
@@ -10,6 +11,7 @@ EVENT_LOGGERS = ("prefect.events.clients", "prefect._internal.concurrency")
 
 def say_faults_plainly() -> None:
     """Log an error of ours as its message, without a traceback, and leave out a warning that does not apply."""
+    redact_log_records()
     for filter_, names in ((_plain, RUN_LOGGERS), (_short, EVENT_LOGGERS)):
         for name in names:
             logger = logging.getLogger(name)
@@ -24,7 +26,7 @@ def _plain(record: logging.LogRecord) -> bool:
         return False
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HeroRunError):
-        record.msg, record.args, record.exc_info = str(error), None, None
+        record.msg, record.args, record.exc_info, record.exc_text = str(error), None, None, None
     # Of a run that is told to stop every task ends by this error, and none of them has a fault.
     if isinstance(error, Stopped) or f"exception {Stopped.__name__}: " in record.getMessage():
         record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)

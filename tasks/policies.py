@@ -16,7 +16,8 @@ from prefect.futures import PrefectFuture, as_completed
 from prefect.tasks import exponential_backoff
 
 from tasks import plan_artifacts
-from tasks.errors import ChildDied, GaveUp, HeroRunError, TransientError
+from tasks.errors import ChildDied, GaveUp, HeroRunError, PermanentError, TransientError
+from tasks.redaction import secrets_hidden
 from tasks.system import ledger, timings
 from tasks.system.disk import full_disk, require, reserve_bytes
 from tasks.system.files import write_atomically
@@ -65,7 +66,7 @@ def stage_task(
             reserve = reserve_bytes(run.data_root, run.recipe.reserve_share)
             require(run.data_root, need_bytes(*args, **kwargs), reserve, name)
             raise_if_stopping()  # a pause between two tries cannot be cut short
-            with _timed(run, name, lambda: place(*args, **kwargs)):
+            with secrets_hidden(PermanentError), _timed(run, name, lambda: place(*args, **kwargs)):
                 try:
                     return body(*args, **kwargs)
                 except TransientError as error:

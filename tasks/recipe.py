@@ -108,7 +108,9 @@ class Server:
     token_stall_seconds: float = runtime("longest time without a token while requests wait", 900.0, gt=0)
     restarts: int = runtime("how often a server that dies while it is asked is started again", 3, ge=0)
     endpoint: str = runtime(
-        "address of somebody else's server (http://host:port): awaited, checked and used instead of starting one", ""
+        "address of somebody else's server (http://host:port): awaited, checked and used instead of starting one; of "
+        "several, separated by commas, the first that answers is used",
+        "",
     )
     endpoint_model: str = runtime("the id that it serves the target under; empty takes its only one, by name", "")
     take_over: bool = runtime("stop that server when the answers are complete, because its GPUs are needed", False)

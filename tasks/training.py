@@ -1,7 +1,7 @@
 """The training task: an EAGLE-3 drafter trained on the captured states and exported for vLLM."""
 
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from prefect.logging import get_run_logger
@@ -78,7 +78,7 @@ def training(run: Run, states: Product, drafter: Product, window: Window, previo
         out_folder=stage.folder,
         reserve_bytes=reserve_bytes(run.data_root, recipe.reserve_share),
         drafter=recipe.drafter,
-        training=recipe.training,
+        training=replace(recipe.training, environment={}),  # specs are files: it goes by the environment
         windowed=_windowed(run, window, previous),
     )
     environment, stall_seconds = recipe.training.environment, recipe.training.stall_timeout_seconds

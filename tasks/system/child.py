@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from tasks import errors
 from tasks.recipe import from_json
+from tasks.redaction import redact_log_records, redacted
 from tasks.system.disk import full_disk
 from tasks.system.files import write_atomically
 
@@ -66,6 +67,7 @@ def child_main(spec_type: type[Spec], work: Callable[[Spec, Reporter], Any]) -> 
 
     SIGTERM sets ``reporter.stop_requested``; the work saves what it has and raises ``Stopped``.
     """
+    redact_log_records()
     spec_path = Path(sys.argv[1])
     reporter = Reporter(progress_path(spec_path))
     signal.signal(signal.SIGTERM, lambda *_: setattr(reporter, "stop_requested", True))
@@ -74,11 +76,12 @@ def child_main(spec_type: type[Spec], work: Callable[[Spec, Reporter], Any]) -> 
     try:
         result = work(from_json(spec_type, spec_path.read_text()), reporter)
     except Exception as error:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # on a full volume the exit code must do
+            print(redacted(traceback.format_exc()), file=sys.stderr, flush=True)
         if isinstance(error, OSError):
             error = full_disk(error, spec_path) or error
-        with contextlib.suppress(OSError):  # on a full volume the exit code and the log must do
-            _leave(spec_path, {"error": type(error).__name__, "message": str(error) or repr(error)})
+        with contextlib.suppress(OSError):
+            _leave(spec_path, {"error": type(error).__name__, "message": redacted(str(error) or repr(error))})
         raise SystemExit(_exit_code(error)) from error
     _leave(spec_path, {"result": dataclasses.asdict(result)})
 

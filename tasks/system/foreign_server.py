@@ -3,7 +3,7 @@
 import time
 import urllib.error
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,20 @@ import psutil
 
 from tasks.errors import BadInput, GaveUp, PermanentError
 from tasks.recipe import Server
+from tasks.redaction import URL_CREDENTIALS
+from tasks.system.api_keys import use_key_of
 from tasks.system.processes import raise_if_stopping
-from tasks.system.vllm_server import Endpoint, listed_models, say_hello
+from tasks.system.vllm_server import Endpoint, listed_models, refusal_text, say_hello
 
 POLL_SECONDS = 1.0
 KILL_WAIT_SECONDS = 20.0
 
 
 def find_server(server: Server, target_name: str, window_tokens: int, on_phase: Callable[[str], None]) -> Endpoint:
-    """Wait until the server at ``server.endpoint`` is up, and check that it can do what is asked of it.
+    """Wait until a server at ``server.endpoint`` is up, and check that it can do what is asked of it.
 
     Args:
-        server: Its address, the model's id there, and how long it may be loading.
+        server: Its address or addresses, the model's id there, and how long it may be loading.
         target_name: The target's folder or repository; its last part must be the served model's, unless the
             recipe names the id.
         window_tokens: Longest prompt plus answer that it must take.
@@ -34,8 +36,10 @@ def find_server(server: Server, target_name: str, window_tokens: int, on_phase: 
         GaveUp: It was not up in time.
         Stopped: The run is ending.
     """
-    base_url = base_url_of(server.endpoint)
-    models = _await_models(base_url, server.load_timeout_seconds, on_phase)
+    addresses = base_urls_of(server.endpoint)
+    for address in addresses:
+        use_key_of(server.engine.environment, address)
+    base_url, models = _await_models(addresses, server.load_timeout_seconds, on_phase)
     model = _chosen(models, server.endpoint_model, target_name, base_url)
     window = model.get("max_model_len")
     if window is not None and window < window_tokens:
@@ -49,33 +53,48 @@ def find_server(server: Server, target_name: str, window_tokens: int, on_phase: 
     return endpoint
 
 
+def base_urls_of(endpoint: str) -> list[str]:
+    """The addresses of a list that is separated by commas; see ``base_url_of``."""
+    return [base_url_of(address.strip()) for address in endpoint.split(",")]
+
+
 def base_url_of(address: str) -> str:
     """``http://host:port`` of an address that may end in ``/`` or ``/v1``.
 
     Raises:
-        BadInput: It is not an HTTP address.
+        BadInput: It is not an HTTP address, or credentials are written into it.
     """
+    if URL_CREDENTIALS.search(address):
+        raise BadInput(
+            f"server.endpoint must be http://host:port, found {address!r} with credentials in it. Take them out, and "
+            "set VLLM_API_KEY in the environment of the vLLM engine block."
+        )
     parts = urllib.parse.urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadInput(f"server.endpoint must be http://host:port, found {address!r}.")
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _await_models(base_url: str, timeout_seconds: float, on_phase: Callable[[str], None]) -> list[dict[str, Any]]:
+def _await_models(
+    addresses: Sequence[str], timeout_seconds: float, on_phase: Callable[[str], None]
+) -> tuple[str, list[dict[str, Any]]]:
+    """The first address, in their order, at which a server lists models, and what it lists."""
     # A server that is loading refuses connections: its port opens when it is ready.
-    deadline, told = time.monotonic() + timeout_seconds, False
-    while not (models := listed_models(base_url)):
+    deadline, told, where = time.monotonic() + timeout_seconds, False, " or ".join(addresses)
+    while True:
+        for base_url in addresses:
+            if models := listed_models(base_url):
+                return base_url, models
         raise_if_stopping()
         if time.monotonic() > deadline:
             raise GaveUp(
-                f"no vLLM server answered at {base_url} within {timeout_seconds:.0f} s. Start it, correct "
+                f"no vLLM server answered at {where} within {timeout_seconds:.0f} s. Start it, correct "
                 "server.endpoint, or leave that empty to have one started (--set server.endpoint=)."
             )
         if not told:
-            on_phase(f"waiting for the server at {base_url}, for up to {timeout_seconds:.0f} s")
+            on_phase(f"waiting for the server at {where}, for up to {timeout_seconds:.0f} s")
             told = True
         time.sleep(POLL_SECONDS)
-    return models
 
 
 def _chosen(models: list[dict[str, Any]], wanted_id: str, target_name: str, base_url: str) -> dict[str, Any]:
@@ -109,8 +128,7 @@ def _greeted(endpoint: Endpoint, timeout_seconds: float) -> dict[str, Any]:
         return say_hello(endpoint, timeout_seconds)
     except urllib.error.HTTPError as error:
         raise BadInput(
-            f"the server at {endpoint.base_url} refuses a short request with HTTP {error.code}: "
-            f"{error.read().decode(errors='replace')[:500]}."
+            f"the server at {endpoint.base_url} refuses a short request with HTTP {error.code}: {refusal_text(error)}."
         ) from error
     except OSError as error:
         raise BadInput(f"the server at {endpoint.base_url} lists a model but does not answer: {error}.") from error

@@ -12,6 +12,8 @@ import httpx2
 import openai
 
 from tasks.errors import HeroRunError
+from tasks.redaction import redacted
+from tasks.system.api_keys import api_key
 from tasks.system.prompts import Prompt
 from tasks.system.server_watch import ServerWatch
 from tasks.system.vllm_server import Endpoint
@@ -147,7 +149,7 @@ async def _ask_all(
     pool = httpx2.Limits(max_connections=sampling.in_flight, max_keepalive_connections=sampling.in_flight)
     async with openai.AsyncOpenAI(
         base_url=f"{endpoint.base_url}/v1",
-        api_key="none",
+        api_key=api_key(endpoint.base_url) or "none",
         max_retries=0,  # the SDK would send an answer that only takes long a second time; ours are counted
         timeout=sampling.request_timeout_seconds,
         http_client=openai.DefaultAsyncHttpxClient(limits=pool),
@@ -193,7 +195,7 @@ async def _ask(
             await watch.note_failure(error)
             await asyncio.sleep(backoff_seconds(attempt, error))
         except openai.APIStatusError as error:
-            return Rejected(prompt, f"HTTP {error.status_code}: {error.message}")
+            return Rejected(prompt, redacted(f"HTTP {error.status_code}: {error.message}"))
     # The server is well, so it is this prompt that it cannot answer; the others must not wait for it.
     return Rejected(prompt, f"no answer in {sampling.request_retries + 1} tries, the last with {last}")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.errors import ChildDied, Stopped
+from tasks.redaction import redacted
 from tasks.system import guard
 from tasks.system.orphans import KILL_WAIT_SECONDS, RECORD_SUFFIX, end_recorded, still_there
 
@@ -180,7 +181,7 @@ def _raise_if_over(child: Child, limits: Limits, total_seconds: float, quiet_sec
 
 
 def log_tail(path: Path, lines: int = 15, most_bytes: int = 16_384) -> str:
-    """The last lines of a log."""
+    """The last lines of a log, without secrets."""
     try:
         with path.open("rb") as log:
             log.seek(0, os.SEEK_END)
@@ -188,4 +189,4 @@ def log_tail(path: Path, lines: int = 15, most_bytes: int = 16_384) -> str:
             text = log.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    return redacted("\n".join(text.splitlines()[-lines:]))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tasks.errors import BadInput
 from tasks.system.disk import require_writable
+from tasks.system.foreign_server import base_urls_of
 from tasks.system.model_folder import check_checkpoint
 from tasks.system.prompts import PromptSets
 from tasks.system.run import Run
@@ -12,7 +13,8 @@ from tasks.system.vllm_server import take_port
 
 
 def check_site(run: Run, serving: bool) -> None:
-    """Check what does not depend on the plan: the data root, the engine, the target's source, the port.
+    """Check what does not depend on the plan: the data root, the engine, the target's source, the port
+    or the servers' addresses.
 
     Args:
         run: The run.
@@ -32,7 +34,9 @@ def check_site(run: Run, serving: bool) -> None:
         check_checkpoint(Path(source.name).expanduser())
     if source.kind == "package-gguf":
         check_package(run.engine_python, source.name.partition("/")[0])
-    if serving and not run.recipe.server.endpoint:
+    if run.recipe.server.endpoint:
+        base_urls_of(run.recipe.server.endpoint)
+    elif serving:
         take_port(run.recipe.server.host, run.recipe.server.port)
 
 

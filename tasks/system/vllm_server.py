@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.errors import BadInput, ChildDied, EngineRejected, PermanentError, TransientError
 from tasks.recipe import Engine, Server, Target
+from tasks.redaction import redacted
+from tasks.system.api_keys import API_KEY_VARIABLE, api_key, key_header, use_key_of
 from tasks.system.processes import Child, log_tail, raise_if_stopping
 
 POLL_SECONDS = 0.5
@@ -129,6 +131,7 @@ def start_server(
     child = Child(command, log_path, {**ENGINE_LIMITS, **engine.environment}, server.stop_grace_seconds)
     endpoint = Endpoint(f"http://{server.host}:{port}", SERVED_MODEL_NAME, log_path)
     _started[endpoint.base_url] = child
+    use_key_of(engine.environment, endpoint.base_url)
     try:
         _wait_until_listening(endpoint, child, server, on_phase)
         on_phase("answering the first request")
@@ -197,9 +200,21 @@ def lists_model(endpoint: Endpoint) -> bool:
 
 
 def listed_models(base_url: str) -> list[dict[str, Any]]:
-    """What ``/v1/models`` lists; nothing while no server answers."""
+    """What ``/v1/models`` lists; nothing while no server answers.
+
+    Raises:
+        BadInput: The server asks for another API key.
+    """
     try:
-        return json.loads(_get(f"{base_url}/v1/models"))["data"]
+        return json.loads(_get(base_url, "/v1/models"))["data"]
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise BadInput(
+                f"the server at {base_url} does not take {'the' if api_key(base_url) else 'requests without an'} API "
+                f"key (HTTP {error.code}). Set {API_KEY_VARIABLE} in the environment of the vLLM engine block, or in "
+                "the run's own."
+            ) from error
+        return []
     except (OSError, ValueError, KeyError):
         return []
 
@@ -216,13 +231,18 @@ def ask_once(endpoint: Endpoint, timeout_seconds: float) -> None:
     except urllib.error.HTTPError as error:
         raise EngineRejected(
             f"the vLLM server at {endpoint.base_url} lists its model but answers a short request with HTTP "
-            f"{error.code}: {error.read().decode(errors='replace')[:500]}. Log: {endpoint.log_path}."
+            f"{error.code}: {refusal_text(error)}. Log: {endpoint.log_path}."
         ) from error
     except OSError as error:
         raise ChildDied(
             f"the vLLM server at {endpoint.base_url} lists its model but does not answer a short request: {error}. "
             f"Log {endpoint.log_path} ends:\n{log_tail(endpoint.log_path)}"
         ) from error
+
+
+def refusal_text(error: urllib.error.HTTPError) -> str:
+    """What a server said with its refusal, without secrets: it may repeat what it was sent."""
+    return redacted(error.read().decode(errors="replace"))[:500]
 
 
 def say_hello(endpoint: Endpoint, timeout_seconds: float) -> dict[str, Any]:
@@ -234,7 +254,8 @@ def say_hello(endpoint: Endpoint, timeout_seconds: float) -> dict[str, Any]:
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
     data = json.dumps({**body, "return_token_ids": True}).encode()
     url = f"{endpoint.base_url}/v1/chat/completions"
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    headers = {"content-type": "application/json", **key_header(endpoint.base_url)}
+    request = urllib.request.Request(url, data, headers)
     with urllib.request.urlopen(request, timeout=timeout_seconds) as reply:
         return json.load(reply)
 
@@ -242,7 +263,7 @@ def say_hello(endpoint: Endpoint, timeout_seconds: float) -> dict[str, Any]:
 def is_healthy(endpoint: Endpoint) -> bool:
     """Whether ``/health`` answers with success, which vLLM's does not once its engine is dead."""
     try:
-        _get(f"{endpoint.base_url}/health")
+        _get(endpoint.base_url, "/health")
     except OSError:
         return False
     return True
@@ -293,7 +314,7 @@ def counters(base_url: str, prefix: str) -> Mapping[str, float]:
         Sample name to value; samples by draft position are named ``<name>[<position>]``.
     """
     sums: dict[str, float] = {}
-    for family in text_string_to_metric_families(_get(f"{base_url}/metrics")):
+    for family in text_string_to_metric_families(_get(base_url, "/metrics")):
         for sample in family.samples:
             if sample.name.startswith(prefix) and sample.name.endswith("_total"):
                 position = sample.labels.get("position")
@@ -302,8 +323,9 @@ def counters(base_url: str, prefix: str) -> Mapping[str, float]:
     return sums
 
 
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as reply:
+def _get(base_url: str, path: str) -> str:
+    request = urllib.request.Request(base_url + path, headers=key_header(base_url))
+    with urllib.request.urlopen(request, timeout=10) as reply:
         return reply.read().decode()
 
 

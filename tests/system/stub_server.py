@@ -39,6 +39,8 @@ class Stub:
         default_factory=lambda: [{"id": "target", "root": "/models/target", "max_model_len": 4096}]
     )
     headers: dict[str, str] = field(default_factory=dict)
+    api_key: str = ""
+    """What requests under /v1 must be sent with, as vLLM asks for it; the refusal repeats what was sent."""
     asked: Counter[str] = field(default_factory=Counter)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     endpoint: Endpoint = Endpoint("", "target", Path("server.log"), is_ours=False)
@@ -65,10 +67,13 @@ def stub_server(stub: Stub) -> Iterator[Stub]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self.reply(*stub.get(self.path))
+            if not self.refused():
+                self.reply(*stub.get(self.path))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if self.refused():
+                return
             text = body["messages"][-1]["content"]
             with lock:
                 before, stub.asked[text] = stub.asked[text], stub.asked[text] + 1
@@ -78,6 +83,13 @@ def stub_server(stub: Stub) -> Iterator[Stub]:
                 self.close_connection = True
                 return
             self.reply(reply[0], json.dumps(reply[1]).encode())
+
+        def refused(self) -> bool:
+            sent = self.headers.get("authorization", "")
+            is_right = not stub.api_key or not self.path.startswith("/v1") or sent == f"Bearer {stub.api_key}"
+            if not is_right:
+                self.reply(401, json.dumps({"error": f"Unauthorized: {sent}"}).encode())
+            return not is_right
 
         def reply(self, status: int, data: bytes) -> None:
             self.send_response(status)

@@ -8,14 +8,18 @@ import threading
 import pytest
 
 from tasks.errors import BadInput, GaveUp, PermanentError
-from tasks.recipe import Server
+from tasks.recipe import Engine, Server
 from tasks.system import foreign_server
 from tasks.system.foreign_server import base_url_of, find_server, take_over
+from tasks.system.generation import Answer, Sampling, ask_all
 from tasks.system.processes import STOP
+from tasks.system.prompts import Prompt
 from tasks.system.vllm_server import Endpoint, is_alive, stop_server
 from tests.system.stub_server import ERROR, Stub, answer, stub_server
 
 pytestmark = pytest.mark.fault("foreign-server")
+
+KEY = "planted-key-4711"
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +92,76 @@ def test_a_server_that_refuses_a_short_request_is_told_with_its_reason():
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(BadInput, match=r"must be http://host:port, found"):
         base_url_of(address)
+
+
+def find_one_of(*addresses: str, **fields) -> Endpoint:
+    server = Server(endpoint=", ".join(addresses), load_timeout_seconds=5, **fields)
+    return find_server(server, "moonshotai/Target", 4096, lambda _: None)
+
+
+def test_of_several_servers_the_first_that_answers_is_used():
+    with stub_server(Stub()) as first, stub_server(Stub()) as second:
+        found = find_one_of(first.endpoint.base_url, second.endpoint.base_url)
+    assert found.base_url == first.endpoint.base_url and not second.bodies
+
+
+def test_of_several_servers_one_that_is_away_is_passed_over():
+    with stub_server(Stub()) as away:
+        pass
+    with stub_server(Stub()) as up:
+        assert find_one_of(away.endpoint.base_url, up.endpoint.base_url + "/v1").base_url == up.endpoint.base_url
+
+
+def test_several_servers_that_do_not_come_are_all_named():
+    with pytest.raises(GaveUp, match=r"answered at http://127.0.0.1:1 or http://127.0.0.1:2 within 1 s"):
+        server = Server(endpoint="http://127.0.0.1:1,http://127.0.0.1:2", load_timeout_seconds=1)
+        find_server(server, "target", 1, lambda _: None)
+
+
+def test_an_address_with_credentials_is_refused_without_telling_them():
+    with pytest.raises(BadInput, match=r"found 'http://\*\*\*@127.0.0.1:8000' with credentials in it") as raised:
+        base_url_of("http://me:planted-word@127.0.0.1:8000")
+    assert "planted" not in str(raised.value)
+
+
+def test_a_server_that_wants_a_key_is_asked_with_the_engines():
+    with stub_server(Stub(api_key=KEY)) as stub:
+        endpoint = find(stub, engine=Engine(environment={"VLLM_API_KEY": KEY}))
+    assert endpoint.model == "target" and len(stub.bodies) == 1
+
+
+def test_a_server_that_wants_a_key_is_asked_with_that_of_the_runs_environment(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    with stub_server(Stub(api_key=KEY)) as stub:
+        assert find(stub).model == "target"
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"), [({"VLLM_API_KEY": "another-key"}, "the API key"), ({}, "requests without an API key")]
+)
+def test_a_wrong_key_or_none_is_refused_at_once_with_what_to_do(environment, said):
+    with (
+        stub_server(Stub(api_key=KEY)) as stub,
+        pytest.raises(BadInput, match=rf"does not take {said} \(HTTP 401\)\. Set VLLM_API_KEY in the environment"),
+    ):
+        find(stub, engine=Engine(environment=environment))
+
+
+def test_prompts_are_asked_with_the_key():
+    prompt, outcomes = Prompt("id", "test", [{"role": "user", "content": "hello"}]), []
+    sampling = Sampling(
+        max_new_tokens=8,
+        temperature=0.0,
+        top_p=1.0,
+        in_flight=1,
+        request_timeout_seconds=5.0,
+        request_retries=0,
+        token_stall_seconds=60.0,
+    )
+    with stub_server(Stub(api_key=KEY)) as stub:
+        endpoint = find(stub, engine=Engine(environment={"VLLM_API_KEY": KEY}))
+        ask_all([prompt], endpoint, sampling, lambda outcome, _: outcomes.append(outcome))
+    assert isinstance(outcomes[0], Answer)
 
 
 def test_it_is_not_stopped_by_us():
