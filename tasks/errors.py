@@ -12,7 +12,8 @@
     │   ├── ServerGone          the vLLM server stopped answering
     │   ├── ChildDied           a child process ended without saying why
     │   └── TransferFailed      a download broke off
-    └── Stopped                 the run is being cancelled: not a fault
+    └── Stopped                 the run is being cancelled or wound down: not a fault
+        └── DeadlineReached     by its deadline: where its stage stands
 
 Every message says what was needed, what was found, where, and what to do. Errors cross task and
 process edges, so they carry one string and nothing else; secrets are blotted out of it.
@@ -74,3 +75,7 @@ class TransferFailed(TransientError):
 
 class Stopped(HeroRunError):
     """The run is being cancelled or wound down."""
+
+
+class DeadlineReached(Stopped):
+    """The run's deadline is here; the message says which stage it cut short, and how far that had come."""

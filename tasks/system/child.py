@@ -1,16 +1,21 @@
 """What a child process and its supervisor say to each other: a spec in, progress and an outcome out.
 
-A child is started as ``<python> -m <module> <spec.json>``. Beside the spec it leaves
+A child is started as ``<python> -m <module> <spec.json> [<wind-down>]``. Beside the spec it leaves
 
 - ``<spec>.progress.jsonl``: one line a report, ``{"time", "phase", "done", "total", "unit", ...}``;
 - ``<spec>.outcome.json``: ``{"result": ...}`` or ``{"error": <class name>, "message": ...}``.
 
 The exit code repeats the outcome's kind, for shells: 0 done, 65 permanent, 75 transient, 143 stopped.
+
+It is stopped by SIGTERM, and then by SIGKILL. The wind-down is a POSIX time, after which it begins nothing that it
+could not finish, leaves what it has, and ends by itself: known from the start, so that no signal has to find the one
+process among vLLM's that may not be killed by it. It is no part of the spec, which says what is made.
 """
 
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import sys
@@ -42,11 +47,17 @@ def outcome_path(spec_path: Path) -> Path:
 
 
 class Reporter:
-    """Writes a child's progress; also tells it that it was asked to stop."""
+    """Writes a child's progress; also tells it that it was asked to stop, or is to wind down."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wind_down_at_seconds: float = math.inf) -> None:
         self._out = path.open("a", buffering=1)
+        self._wind_down_at_seconds = wind_down_at_seconds
         self.stop_requested = False
+
+    @property
+    def is_winding_down(self) -> bool:
+        """Whether nothing new is to begin."""
+        return time.time() >= self._wind_down_at_seconds
 
     def progress(self, phase: str, done: float, total: float, unit: str, **figures: Any) -> None:
         """Report that ``done`` of ``total`` ``unit`` are finished in this phase.
@@ -65,11 +76,12 @@ class Reporter:
 def child_main(spec_type: type[Spec], work: Callable[[Spec, Reporter], Any]) -> None:
     """Run a child: read the spec, do the work, leave the outcome, exit with its code.
 
-    SIGTERM sets ``reporter.stop_requested``; the work saves what it has and raises ``Stopped``.
+    SIGTERM sets ``reporter.stop_requested``; the work saves what it has and raises ``Stopped``. Once
+    ``reporter.is_winding_down``, work that takes long does so too, and raises ``DeadlineReached``.
     """
     redact_log_records()
     spec_path = Path(sys.argv[1])
-    reporter = Reporter(progress_path(spec_path))
+    reporter = Reporter(progress_path(spec_path), *map(float, sys.argv[2:]))
     signal.signal(signal.SIGTERM, lambda *_: setattr(reporter, "stop_requested", True))
     # vLLM forks its engine from this process; with our handler the engine would ignore the signal.
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))

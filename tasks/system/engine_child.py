@@ -1,6 +1,7 @@
 """Runs a module of this project in the engine environment, from a typed spec to a typed result."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,8 @@ def run_in_engine(
     environment: Mapping[str, str],
     stall_timeout_seconds: float = 600.0,
     total_timeout_seconds: float = 48 * 3600.0,
+    wind_down_at_seconds: float = math.inf,
+    grace_seconds: float = 30.0,
 ) -> Result:
     """Run ``python -m module`` on a spec and return what it answered.
 
@@ -85,6 +88,8 @@ def run_in_engine(
         environment: Further environment variables.
         stall_timeout_seconds: Longest time without a report.
         total_timeout_seconds: Longest time in all.
+        wind_down_at_seconds: POSIX time after which the child is to begin nothing new.
+        grace_seconds: Time between SIGTERM and SIGKILL when it is stopped.
 
     Raises:
         HeroRunError: The child's own error, or ``ChildDied`` with the log's tail when it left none.
@@ -95,7 +100,9 @@ def run_in_engine(
         stale.unlink(missing_ok=True)
     write_atomically(spec_path, to_json(spec))
     log_path = spec_path.with_suffix(".log")
-    child = Child([str(python), "-m", module, str(spec_path)], log_path, environment, grace_seconds=30.0)
+    command = [str(python), "-m", module, str(spec_path)]
+    command += [] if math.isinf(wind_down_at_seconds) else [str(wind_down_at_seconds)]
+    child = Child(command, log_path, environment, grace_seconds)
     reports = ProgressFile(progress_path(spec_path), on_progress)
     limits = Limits(stall_seconds=stall_timeout_seconds, total_seconds=total_timeout_seconds)
     try:

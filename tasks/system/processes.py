@@ -83,6 +83,7 @@ class Child:
             )
         os.close(read_end)
         self._open = True
+        self._closing = threading.Lock()  # the run's end and its deadline may come at once, on two threads
         _live[self.pid] = self
 
     @property
@@ -115,27 +116,43 @@ class Child:
 
     def _end_what_a_killed_guard_left(self) -> None:
         # The guard removes its record as the last thing it does, so a record that is left means that it was killed.
-        if self._record.exists():
-            end_recorded(self._record)
+        with self._closing:
+            if self._record.exists():
+                end_recorded(self._record)
+
+    def tell_to_end(self) -> None:
+        """Begin to end the command and everything that it started, without waiting for it."""
+        with self._closing:
+            if self._open:
+                self._open = False
+                os.close(self._write_end)
 
     def _close(self) -> None:
-        if self._open:
-            self._open = False
-            os.close(self._write_end)
+        self.tell_to_end()
         _live.pop(self.pid, None)
 
 
 @contextmanager
-def all_children_end() -> Iterator[None]:
-    """On every way out, tell all work to stop and end every child that was started meanwhile."""
+def all_children_end() -> Iterator[Callable[[], None]]:
+    """On every way out, tell all work to stop and end every child that was started meanwhile.
+
+    Yields what does the same at once, from any thread.
+    """
     STOP.clear()
     before = set(_live)
-    try:
-        yield
-    finally:
+
+    def end() -> None:
         STOP.set()
-        for child in [child for pid, child in list(_live.items()) if pid not in before]:
+        children = [child for pid, child in list(_live.items()) if pid not in before]
+        for child in children:
+            child.tell_to_end()  # so that their times of grace run side by side
+        for child in children:
             child.stop()
+
+    try:
+        yield end
+    finally:
+        end()
 
 
 def raise_if_stopping() -> None:
