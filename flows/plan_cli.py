@@ -6,10 +6,12 @@ import re
 from typing import Any
 
 from flows import plan_json, plan_text
+from flows.deadline import TIME_OF_DAY
 from flows.plan_report import PlanReport, find_site, report_on
 from flows.recipes import named
 from flows.settings import add_changes, parse_changes
 from tasks.recipe import Recipe, changed
+from tasks.system.plan.nights import Nights, nights_between
 from tasks.system.plan.tokens import recipe_samples
 
 COMPARED_SHARES = (0.4, 1, 2)
@@ -40,6 +42,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--data-root", metavar="DIR", help="folder that the run would write under")
     text = "price of the machine in dollars an hour"
     parser.add_argument("--price-per-hour", type=_price, metavar="D", help=text)
+    text = "times between which there may be work, such as 20:00-07:30: tells how many nights it takes"
+    parser.add_argument("--nights", type=_nights, metavar="FROM-TO", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_changes(parser)
     parser.set_defaults(action=_plan)
@@ -58,7 +62,7 @@ def make_report(parsed: argparse.Namespace) -> PlanReport:
     own = recipe_samples(recipe)
     counts = parsed.samples or [round(own * share) for share in COMPARED_SHARES]
     site = find_site(recipe, parsed.data_root, parsed.free)
-    return report_on(recipe, site, sorted({own, *counts}))
+    return report_on(recipe, site, sorted({own, *counts}), parsed.nights)
 
 
 def _asked(parsed: argparse.Namespace) -> Recipe:
@@ -82,6 +86,13 @@ def _size(text: str) -> int:
     if match is None or match[2].lower() not in _UNITS:
         raise argparse.ArgumentTypeError(f"a size was needed, such as 2.8TB, 500GB or 1TiB; found {text!r}")
     return round(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def _nights(text: str) -> Nights:
+    begin, dash, end = text.replace(" ", "").partition("-")
+    if not dash or not all(re.match(TIME_OF_DAY, time) for time in (begin, end)):
+        raise argparse.ArgumentTypeError(f"two times of day were needed, such as 20:00-07:30; found {text!r}")
+    return nights_between(begin, end)
 
 
 def _price(text: str) -> float:

@@ -35,9 +35,10 @@ def report_json(report: PlanReport) -> dict[str, Any]:
         },
         "rates": {name: {"value": rate.value, "basis": rate.basis} for name, rate in report.ground.rates.items()},
         "prices_per_hour_dollars": prices,
-        "plans": [_plan(plan, prices) for plan in report.plans],
-        "recipe_plan": _plan(report.own, prices),
-        "longer_answers": [{"times": times, **_plan(plan, prices)} for times, plan in report.longer],
+        "nights": _nights(report),
+        "plans": [_plan(plan, report) for plan in report.plans],
+        "recipe_plan": _plan(report.own, report),
+        "longer_answers": [{"times": times, **_plan(plan, report)} for times, plan in report.longer],
         "memory": _memory(report.memory),
         "training_on_all_gpus": _training(report),
         "rented": _rented(report),
@@ -57,8 +58,21 @@ def _volume(volume: Volume | None) -> dict[str, Any] | None:
     }
 
 
-def _plan(plan: Plan, prices: list[float]) -> dict[str, Any]:
-    tokens = plan.tokens
+def _nights(report: PlanReport) -> dict[str, Any] | None:
+    if (nights := report.nights) is None:
+        return None
+    return {"begin": nights.begin, "end": nights.end, "hours": round(nights.seconds / 3600, 3)}
+
+
+def _in_nights(plan: Plan, report: PlanReport) -> dict[str, Any] | None:
+    if (spread := report.in_nights(plan)) is None:
+        return None
+    broken_off = [{"stage": off.stage, "done_share": round(off.done_share, 3)} for off in spread.broken_off]
+    return {"count": spread.count, "broken_off": broken_off, "last_hours": round(spread.last_seconds / 3600, 3)}
+
+
+def _plan(plan: Plan, report: PlanReport) -> dict[str, Any]:
+    tokens, prices = plan.tokens, report.recipe.hardware.prices_per_hour_dollars
     return {
         "samples": tokens.samples,
         "prompt_tokens": tokens.prompt_tokens,
@@ -90,6 +104,7 @@ def _plan(plan: Plan, prices: list[float]) -> dict[str, Any]:
         ],
         "total_hours": round(plan.total_seconds / 3600, 3),
         "costs_dollars": [round(cost, 2) for cost in costs_dollars(plan.hours, prices)],
+        "in_nights": _in_nights(plan, report),
     }
 
 

@@ -12,6 +12,7 @@ from tasks.stages import answers_stage
 from tasks.system.plan.hours import StageHours, costs_dollars
 from tasks.system.plan.memory import Memory, advice, plan_memory
 from tasks.system.plan.model import snapshot_differences
+from tasks.system.plan.nights import InNights, Nights, in_nights
 from tasks.system.plan.tokens import MeanLengths, expected_tokens, measured_lengths, stated_lengths
 from tasks.system.plan.volumes import Space, described_space
 from tasks.system.plan.whole import Ground, Plan, make_plan
@@ -71,6 +72,14 @@ class PlanReport:
     room_for_copy_bytes: int | None
     """What is left for one more copy of the weights; None where no free space is known."""
     warnings: list[str]
+    nights: Nights | None = None
+    """Between which times there may be work, where that was asked for."""
+
+    def in_nights(self, plan: Plan) -> InNights | None:
+        """How many nights a plan takes; None where none were asked for, or they are too short."""
+        if self.nights is None:
+            return None
+        return in_nights(plan.hours, self.ground.rates["load"].value, self.nights)
 
 
 def find_site(recipe: Recipe, asked_root: str | None, free_bytes: int | None) -> Site:
@@ -95,8 +104,8 @@ def find_site(recipe: Recipe, asked_root: str | None, free_bytes: int | None) ->
     return Site(root, False, None)
 
 
-def report_on(recipe: Recipe, site: Site, counts: list[int]) -> PlanReport:
-    """Plan a recipe for several numbers of samples.
+def report_on(recipe: Recipe, site: Site, counts: list[int], nights: Nights | None = None) -> PlanReport:
+    """Plan a recipe for several numbers of samples, for nights if any are given.
 
     Raises:
         RecipeError: A number of samples is not more than the held-out ones.
@@ -131,6 +140,7 @@ def report_on(recipe: Recipe, site: Site, counts: list[int]) -> PlanReport:
         training_on_all=_training_on_all(recipe, own.hours),
         room_for_copy_bytes=room,
         warnings=warnings + _length_warnings(own, longer, lengths),
+        nights=nights,
     )
 
 

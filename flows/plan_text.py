@@ -4,6 +4,7 @@ from flows.plan_report import PlanReport, describe_choice
 from tasks.system.plan.engine_arguments import engine_facts
 from tasks.system.plan.hours import StageHours, costs_dollars
 from tasks.system.plan.memory import KvRoom, Memory
+from tasks.system.plan.nights import InNights, Nights
 from tasks.system.plan.units import decimal_bytes, decimal_count, dollars, readable_hours
 from tasks.system.plan.whole import Plan
 
@@ -17,6 +18,7 @@ def report_text(report: PlanReport) -> str:
         columns([row for plan in report.plans for row in _layout_rows(plan)]),
         "\n".join(f"{plan.tokens.samples:,} samples: {_verdict(plan)}" for plan in report.plans),
         columns([_hours_row(plan, report.recipe.hardware.prices_per_hour_dollars) for plan in report.plans]),
+        "\n".join(_nights_lines(report)),
         "\n".join(_rates(report)),
         "\n".join(_memory_lines(report.memory, report)),
         "\n".join(_longer_lines(report)),
@@ -109,6 +111,26 @@ def _hours_row(plan: Plan, prices: list[float]) -> Row:
 
 def _work_seconds(hours: list[StageHours]) -> float:
     return sum(line.seconds for line in hours if not line.is_load and line.stage != "evaluation")
+
+
+def _nights_lines(report: PlanReport) -> list[str]:
+    nights = report.nights
+    if nights is None:
+        return []
+    each = f"{readable_hours(nights.seconds)}, {nights.begin} to {nights.end}"
+    lines = [f"nights of {each}; one that goes on within inference, extraction or evaluation loads the target again:"]
+    for plan in report.plans:
+        spread = report.in_nights(plan)
+        says = "a night is too short for a load of the target and the work that needs it"
+        lines.append(f"  {plan.tokens.samples:,} samples: {says if spread is None else _spread(spread, nights)}")
+    return lines
+
+
+def _spread(spread: InNights, nights: Nights) -> str:
+    count = f"{spread.count} night{'s' * (spread.count != 1)} of {readable_hours(nights.seconds)}"
+    broken_off = ", ".join(f"{off.stage} {100 * off.done_share:.0f} %" for off in spread.broken_off)
+    last = f"done after {readable_hours(spread.last_seconds)}" + " of the last" * (spread.count > 1)
+    return f"{count}, broken off at {broken_off}, {last}" if broken_off else f"{count}, {last}"
 
 
 def _rates(report: PlanReport) -> list[str]:

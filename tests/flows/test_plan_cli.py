@@ -138,14 +138,53 @@ def test_the_memory_of_somebody_elses_server_is_not_planned(capsys):
 def test_the_jsons_keys_are_stable(capsys):
     report = planned(capsys, *REFERENCE)
     assert list(report) == [
-        "recipe", "machine", "data_root", "target", "volume", "lengths", "rates", "prices_per_hour_dollars", "plans",
+        "recipe", "machine", "data_root", "target", "volume", "lengths", "rates", "prices_per_hour_dollars", "nights",
+        "plans",
         "recipe_plan", "longer_answers", "memory", "training_on_all_gpus", "rented",
         "room_for_one_more_copy_of_the_weights_bytes", "warnings",
     ]  # fmt: skip
     assert list(report["plans"][0]) == [
         "samples", "prompt_tokens", "answer_tokens", "tokens", "tokens_basis", "layouts", "chosen_layout",
         "chosen_windows", "reason", "needs", "need_bytes", "fits", "hours", "total_hours", "costs_dollars",
+        "in_nights",
     ]  # fmt: skip
+
+
+NIGHTS = [*REFERENCE, "--nights", "20:00-07:30"]
+
+
+def test_the_reference_run_takes_three_nights(capsys):
+    text = printed(capsys, *NIGHTS)
+    assert (
+        "  25,000 samples: 3 nights of 11.5 h, broken off at inference 81 %, extraction 85 %, done after 9.3 h of the "
+        "last"
+    ) in text.splitlines()
+
+
+def test_the_nights_are_in_the_json(capsys):
+    report = planned(capsys, *NIGHTS)
+    assert report["nights"] == {"begin": "20:00", "end": "07:30", "hours": 11.5}
+    assert report["recipe_plan"]["in_nights"] == {
+        "count": 3,
+        "broken_off": [{"stage": "inference", "done_share": 0.812}, {"stage": "extraction", "done_share": 0.848}],
+        "last_hours": pytest.approx(9.3, abs=0.05),
+    }
+
+
+def test_without_nights_asked_for_there_are_none(capsys, reference):
+    assert "night" not in reference and planned(capsys, *REFERENCE)["recipe_plan"]["in_nights"] is None
+
+
+def test_nights_that_are_too_short_are_said_to_be(capsys):
+    text = printed(capsys, *REFERENCE, "--nights", "23:50-00:10")
+    assert "  25,000 samples: a night is too short for a load of the target and the work that needs it" in text
+
+
+@pytest.mark.parametrize("text", ["20:00", "20:00-24:00", "8-9", "-"])
+def test_nights_that_are_none_are_refused(capsys, text):
+    with pytest.raises(SystemExit):
+        main([*REFERENCE, "--nights", text])
+    assert f"two times of day were needed, such as 20:00-07:30; found {text!r}" in capsys.readouterr().err
 
 
 def test_a_price_makes_a_cost_of_the_hours(capsys):
