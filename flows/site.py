@@ -21,7 +21,7 @@ from flows.state_watch import StateWatch
 from tasks import artifacts
 from tasks.errors import PermanentError
 from tasks.logs import say_faults_plainly
-from tasks.recipe import Recipe
+from tasks.recipe import Recipe, changed
 from tasks.redaction import secrets_hidden
 from tasks.system import ledger
 from tasks.system.disk import require_writable
@@ -53,7 +53,8 @@ def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[st
         StoppedFromOutside: The run was cancelled, or ended by an automation.
     """
     say_faults_plainly()
-    recipe = _recipe_here(recipe_name, overrides)
+    engine = saved_or_default(VllmEngine)
+    recipe = _recipe_here(recipe_name, overrides, engine)
     data_root = Path(recipe.data_root).expanduser().absolute()
     require_writable(data_root)
     run = Run(
@@ -61,7 +62,7 @@ def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[st
         id=str(runtime.flow_run.id),
         name=str(runtime.flow_run.name),
         data_root=data_root,
-        engine_python=saved_or_default(VllmEngine).interpreter(),
+        engine_python=engine.interpreter(),
         refresh=tuple(refresh),
     )
     me, watch = Holder.me(run.id, run.name, data_root), StateWatch(UUID(run.id))
@@ -71,14 +72,12 @@ def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[st
             yield run
 
 
-def _recipe_here(recipe_name: str, overrides: BaseModel | None) -> Recipe:
+def _recipe_here(recipe_name: str, overrides: BaseModel | None, engine: VllmEngine) -> Recipe:
     """The recipe with what this site and this run change in it; the run has the last word."""
     asked = overrides.model_dump(exclude_none=True) if overrides else {}
     refuse_secrets(asked)
-    site = saved_or_default(DataVolume).model_dump(include={"root", "reserve_share"}, exclude_none=True)
-    if "root" in site:
-        site["data_root"] = site.pop("root")
-    recipe = named(recipe_name, {**site, **asked})
+    of_this_site = engine.applied_to(saved_or_default(DataVolume).applied_to(named(recipe_name)))
+    recipe = changed(of_this_site, asked)
     refuse_key_arguments(recipe)
     return recipe
 

@@ -12,6 +12,7 @@ from tasks.eagle3.config import drafter_config, read_config
 from tasks.eagle3.spec import InitialDrafterResult, InitialDrafterSpec
 from tasks.policies import stage_task
 from tasks.recipe import ModelSource
+from tasks.redaction import keep_secret
 from tasks.stages import drafter_stage
 from tasks.system import ledger
 from tasks.system.disk import readable_bytes, reserve_bytes
@@ -71,8 +72,9 @@ def fetch_from_hub(run: Run, source: ModelSource, folder: Path) -> Fetched:
             source.revision,
             folder,
             endpoint=hub.endpoint,
-            token=hub.token.get_secret_value() if hub.token else None,
+            token=_kept_secret(hub),
             reserve_bytes=reserve_bytes(folder, run.recipe.reserve_share),
+            cache_folder=Path(hub.cache_folder).expanduser() if hub.cache_folder else None,
             on_progress=lambda bytes_: publish(
                 replace(bytes_, done=bytes_.done / 1e6, total=bytes_.total / 1e6, unit="MB")
             ),
@@ -84,8 +86,16 @@ def fetch_from_hub(run: Run, source: ModelSource, folder: Path) -> Fetched:
         message = f"{kind}, while {source.name} was fetched; survived"
         ledger.note(run.log_folder, ledger.Fault("download", kind, f"download: {kind}", message, count))
     logger.info(
-        "%s at revision %s is commit %s: %d files in %s, all verified; %s fetched now, faults on the way: %s",
+        "%s at revision %s is commit %s: %d files in %s, all verified; %s fetched now, %s from the "
+        "cache of the hub's client, faults on the way: %s",
         source.name, source.revision, fetched.commit, len(fetched.files), folder,
-        readable_bytes(fetched.fetched_bytes), fetched.faults or "none",
+        readable_bytes(fetched.fetched_bytes), readable_bytes(fetched.cached_bytes), fetched.faults or "none",
     )  # fmt: skip
     return fetched
+
+
+def _kept_secret(hub: HubAccess) -> str | None:
+    token = hub.token.get_secret_value() if hub.token else None
+    if token:
+        keep_secret(token)
+    return token

@@ -4,11 +4,13 @@ Only the ``huggingface_hub`` of the child is asked anything; here are the record
 What the child keeps beside the checkpoint, in ``<folder>/.hub``, is enough to go on after any end of it.
 """
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.errors import ChildDied, PermanentError, TransferFailed
+from tasks.errors import BadInput, ChildDied, PermanentError, TransferFailed
+from tasks.redaction import URL_CREDENTIALS
 from tasks.system.disk import require
 from tasks.system.engine_child import OnProgress, run_in_engine
 
@@ -61,6 +63,8 @@ class Fetched:
     """Checksums that were verified, by file: nobody needs to hash half a terabyte again."""
     fetched_bytes: int
     """What came over the network this time."""
+    cached_bytes: int = 0
+    """What the cache of the hub's client had."""
     faults: dict[str, int] = field(default_factory=dict)
     """How often each kind of fault was survived this time."""
     warnings: list[str] = field(default_factory=list)
@@ -74,6 +78,7 @@ def fetch_checkpoint(
     endpoint: str | None,
     token: str | None,
     reserve_bytes: int,
+    cache_folder: Path | None,
     on_progress: OnProgress,
     patience: Patience = Patience(),
 ) -> Fetched:
@@ -86,15 +91,18 @@ def fetch_checkpoint(
         endpoint: Another hub than the public one.
         token: For private and gated repositories; without it the one that ``hf auth login`` or ``HF_TOKEN`` gives.
         reserve_bytes: Bytes that must stay free on the volume.
+        cache_folder: Cache of the hub's client, in which files are looked for first; without it ``HF_HUB_CACHE``.
         on_progress: Gets bytes that are there and bytes in all, from before the first byte on.
         patience: Limits.
 
     Raises:
         NotEnoughDisk: Said before the first byte.
-        BadInput: The hub refuses, the repository has no checkpoint that is used here, or it serves wrong bytes.
+        BadInput: The endpoint has credentials in it, the hub refuses, the repository has no checkpoint that is used
+            here, or it serves wrong bytes.
         TransferFailed: The hub is away, too busy, or the transfer broke off too often; the next call goes on.
         Stopped: The run is ending.
     """
+    _refuse_credentials(endpoint or os.environ.get("HF_ENDPOINT", ""))
     spec = FetchSpec(
         repository=repository,
         revision=revision,
@@ -106,6 +114,7 @@ def fetch_checkpoint(
     # A volume that is full takes no spec, no outcome and no log either.
     require(folder, STATE_BYTES, 0, f"the record of downloading {repository}")
     environment = {"HF_TOKEN": token} if token else {}
+    environment |= {"HF_HUB_CACHE": str(cache_folder)} if cache_folder else {}
     state, stall_seconds = folder / STATE_FOLDER, patience.stall_timeout_seconds
     going_on = f"going on with downloading {repository}"
     try:
@@ -122,3 +131,12 @@ def fetch_checkpoint(
         if type(error) is PermanentError:  # What a child without a word of its own is taken for.
             require(folder, STATE_BYTES, 0, going_on)
         raise
+
+
+def _refuse_credentials(endpoint: str) -> None:
+    if URL_CREDENTIALS.search(endpoint):
+        raise BadInput(
+            f"the hub's address must be https://host, found {endpoint!r} with credentials in it, which would be "
+            "written into files. Take them out of the hub access block's endpoint (or of HF_ENDPOINT), and give the block "
+            "a token."
+        )

@@ -61,6 +61,8 @@ class Download:
         if missing:
             self._refuse_what_cannot_be(missing)
             self._drop_what_is_not_listed(saved, missing)
+            for file in missing:
+                self.transfer.link_cached(file, self.listing.commit)
             self._require_room()
             self._begin("downloading")
             # The config says that a checkpoint is there, so it comes when all else is; small files show refusals early.
@@ -74,6 +76,7 @@ class Download:
             files=[file.path for file in self.listing.files],
             sha256={file.path: file.sha256 for file in self.listing.files if file.sha256},
             fetched_bytes=self.transfer.fetched_bytes,
+            cached_bytes=self.transfer.cached_bytes,
             faults=dict(self.waits.counts),
             warnings=[f"{self.away} {self.folder} holds all of commit {self.listing.commit}, verified, and is used."]
             if self.away

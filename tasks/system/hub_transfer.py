@@ -16,6 +16,7 @@ from tasks.errors import BadInput, TransferFailed
 from tasks.system.disk import room_for
 from tasks.system.files import publish
 from tasks.system.hub import FetchSpec
+from tasks.system.hub_cache import cached_copy, copy_to, link_to
 from tasks.system.hub_faults import Asked, Waits
 from tasks.system.hub_listing import HubFile, stamp
 
@@ -31,7 +32,7 @@ class Transfer:
 
     def __init__(self, spec: FetchSpec, endpoint: str, waits: Waits) -> None:
         self.spec, self.endpoint, self.waits = spec, endpoint, waits
-        self.hashed_bytes = self.fetched_bytes = 0
+        self.hashed_bytes = self.fetched_bytes = self.cached_bytes = 0
         self._lock = threading.Lock()
 
     def is_right(self, file: HubFile) -> bool:
@@ -44,8 +45,14 @@ class Transfer:
             and file.checksum_of(path, self._count_hashed) == file.checksum
         )
 
+    def link_cached(self, file: HubFile, commit: str) -> None:
+        """Take a file from the client's cache where that costs no space; it is verified when it is fetched."""
+        cached, part = cached_copy(self.spec.repository, commit, file), file.incomplete(self.spec.folder)
+        if cached is not None and size_of(part) < file.size_bytes and link_to(cached, part):
+            self._count_cached(file.size_bytes)
+
     def fetch(self, file: HubFile, commit: str) -> None:
-        """Fetch what a file lacks, verify it, and give it its name.
+        """Fetch what a file lacks, verify it, and give it its name; of what the client's cache has, nothing is lacking.
 
         Raises:
             BadInput: The hub refuses, or serves other bytes than it lists.
@@ -53,6 +60,7 @@ class Transfer:
         """
         spec, part = self.spec, file.incomplete(self.spec.folder)
         asked = Asked(f"downloading {file.path} of", spec.repository, spec.revision, self.endpoint)
+        self._copy_cached(file, part, commit)
         for copy in range(1, WHOLE_COPIES + 1):
             self.waits.until_done(
                 asked, lambda: self._continue(file, part, commit), spec.patience.tries, lambda: size_of(part)
@@ -73,6 +81,14 @@ class Transfer:
         path = spec.folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         publish(part, path)
+
+    def _copy_cached(self, file: HubFile, part: Path, commit: str) -> None:
+        cached = None if part.exists() else cached_copy(self.spec.repository, commit, file)
+        if cached is not None:
+            purpose = f"copying {file.path} of {self.spec.repository} from {constants.HF_HUB_CACHE}"
+            with room_for(part, file.size_bytes, self.spec.reserve_bytes, purpose, ADVICE):
+                copy_to(cached, part)
+            self._count_cached(file.size_bytes)
 
     def _continue(self, file: HubFile, part: Path, commit: str) -> None:
         """One request for what the part lacks."""
@@ -109,6 +125,10 @@ class Transfer:
             part.unlink()
         if found != file.size_bytes:
             raise TransferFailed(f"{url} ended at {found:,} of {file.size_bytes:,} bytes.")
+
+    def _count_cached(self, count: int) -> None:
+        with self._lock:
+            self.cached_bytes += count
 
     def _count_hashed(self, count: int) -> None:
         with self._lock:

@@ -33,6 +33,7 @@ def fetch(
     reserve: int = 0,
     token: str | None = None,
     heard: list[Progress] | None = None,
+    cache: Path | None = None,
 ) -> Fetched:
     """In a child process, as the stages do."""
     return fetch_checkpoint(
@@ -42,6 +43,7 @@ def fetch(
         endpoint=hub.endpoint,
         token=token,
         reserve_bytes=reserve,
+        cache_folder=cache,
         on_progress=(heard if heard is not None else []).append,
         patience=patience,
     )
