@@ -12,11 +12,13 @@ COPY deployments ./deployments
 COPY flows ./flows
 COPY tasks ./tasks
 
-# .venv-engine is where the vLLM engine block looks by default: here, it is the image's own Python.
+# .venv-engine is where the vLLM engine block looks by default: here, it calls the image's own Python, which may be an
+# environment itself and would not be found through a link.
 RUN uv venv --seed --python python3 .venv \
     && .venv/bin/python -m pip install --no-cache-dir --editable '.[flow]' \
     && mkdir -p .venv-engine/bin \
-    && ln -s "$(command -v python3)" .venv-engine/bin/python
+    && printf '#!/bin/sh\nexec %s "$@"\n' "$(command -v python3)" > .venv-engine/bin/python \
+    && chmod +x .venv-engine/bin/python
 
 # Everything that is to outlive the container is under /data; PYTHONPATH is how vLLM's Python finds the project.
 ENV PATH=/opt/hero-run/.venv/bin:$PATH \

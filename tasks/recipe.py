@@ -90,7 +90,9 @@ class Engine:
     """How vLLM is started for one purpose (serving, extraction, evaluation)."""
 
     arguments: list[str] = runtime("extra vLLM command-line arguments", [])
-    environment: dict[str, str] = runtime("extra environment variables of the engine process", {})
+    environment: dict[str, str] = runtime(
+        "extra environment variables of the engine process; secrets belong into the vLLM engine block", {}
+    )
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
 

@@ -26,16 +26,12 @@ def is_secret_name(name: str) -> bool:
 
 
 def keep_secret(value: str) -> None:
-    """From now on, blot this value out.
-
-    Paths and short values are left: they are no secrets, wherever they came from, and messages need them.
-    """
-    if len(value) >= SHORTEST_SECRET_CHARACTERS and "/" not in value[:1]:
-        _kept.add(value)
+    """From now on, blot this value out."""
+    _kept.add(value)
 
 
 def redacted(text: str) -> str:
-    """The text without secrets."""
+    """The text without secrets; short values and paths are none, wherever they came from, and messages need them."""
     for value in sorted(_secrets(), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return URL_CREDENTIALS.sub(rf"\1{HIDDEN}@", text)
@@ -43,7 +39,7 @@ def redacted(text: str) -> str:
 
 def _secrets() -> set[str]:
     named = {value for name, value in os.environ.items() if is_secret_name(name)}
-    return _kept | {value for value in named if len(value) >= SHORTEST_SECRET_CHARACTERS}
+    return {v for v in _kept | named if len(v) >= SHORTEST_SECRET_CHARACTERS and not v.startswith("/")}
 
 
 def redact_log_records() -> None:

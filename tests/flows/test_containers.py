@@ -47,8 +47,8 @@ def test_vllm_is_the_one_that_the_engine_extra_pins():
 
 
 def test_the_engines_python_is_where_the_block_looks_for_it():
-    (link,) = re.findall(r'ln -s "\$\(command -v python3\)" (\S+)', DOCKERFILE)
-    assert link == VllmEngine().python
+    (caller,) = re.findall(r'"\$\(command -v python3\)" > (\S+)', DOCKERFILE)
+    assert caller == VllmEngine().python
 
 
 def test_the_servers_image_has_the_prefect_and_a_python_of_the_project():
