@@ -47,7 +47,11 @@ def drafter_download(run: Run) -> Product:
         child = InitialDrafterSpec(
             target_folder=ensure_target(run, fetch_from_hub), out_folder=stage.folder, drafter=spec
         )
-        run_in_engine(run.engine_python, MODULE, child, InitialDrafterResult, run.log_folder, lambda _: None, {})
+        grace_seconds = run.deadline.of_stages.grace_seconds
+        run_in_engine(
+            run.engine_python, MODULE, child, InitialDrafterResult, run.log_folder, lambda _: None, {},
+            grace_seconds=grace_seconds,
+        )  # fmt: skip
         files = [path.name for path in stage.folder.iterdir()]
     elif spec.source.kind == "hub":
         fetched = fetch_from_hub(run, spec.source, stage.folder)

@@ -84,8 +84,10 @@ def extraction(run: Run, responses: Product, drafter: Product, window: Window) -
         timings.metered(run, "extraction", publish, tokens) as on_progress,
     ):
         result = run_in_engine(
-            run.engine_python, MODULE, spec, ExtractionResult, run.log_folder, on_progress, environment, stall_seconds
-        )
+            run.engine_python, MODULE, spec, ExtractionResult, run.log_folder, on_progress, environment, stall_seconds,
+            wind_down_at_seconds=run.deadline.of_stages.wind_down_at_seconds,
+            grace_seconds=run.deadline.of_stages.grace_seconds,
+        )  # fmt: skip
     facts = asdict(result)
     shards, files = facts.pop("shards"), [INDEX_NAME, *result.draft_vocab_files]
     get_run_logger().info("captured: %s", facts)

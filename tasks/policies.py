@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from prefect import Task, task
+from prefect import Task
 from prefect.cache_policies import CachePolicy
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
@@ -16,7 +16,8 @@ from prefect.futures import PrefectFuture, as_completed
 from prefect.tasks import exponential_backoff
 
 from tasks import plan_artifacts
-from tasks.errors import ChildDied, GaveUp, HeroRunError, PermanentError, TransientError
+from tasks.cut_short import StageTask, raise_if_cut_short, require_time, state_of
+from tasks.errors import ChildDied, DeadlineReached, GaveUp, HeroRunError, PermanentError, Stopped, TransientError
 from tasks.redaction import secrets_hidden
 from tasks.system import ledger, timings
 from tasks.system.disk import full_disk, require, reserve_bytes
@@ -40,7 +41,8 @@ def stage_task(
     timeout_hours: float,
     made: Callable[..., Manifest | None] | None = None,
     record: Callable[[Stage, Manifest], Any] = product_of,
-) -> Callable[[Callable[P, R]], Task[P, R]]:
+    begins_late: bool = False,
+) -> Callable[[Callable[P, R]], StageTask[P, R]]:
     """Declare a stage.
 
     Args:
@@ -53,31 +55,34 @@ def stage_task(
         made: From the task's arguments to the manifest of the work if it need not be done; by default the
             stage's manifest, while its products are there as listed.
         record: What the task returns when the work need not be done.
+        begins_late: It may begin although the run's deadline is near: it takes seconds.
     """
     look = made or (lambda run, *args, **kwargs: finished(run, place(run, *args, **kwargs)))
 
-    def decorate(body: Callable[P, R]) -> Task[P, R]:
+    def decorate(body: Callable[P, R]) -> StageTask[P, R]:
         @functools.wraps(body)
         def as_declared(*args: P.args, **kwargs: P.kwargs) -> R:
             run = args[0]
             assert isinstance(run, Run)
             if (manifest := look(*args, **kwargs)) is not None:
                 return record(place(*args, **kwargs), manifest)
-            reserve = reserve_bytes(run.data_root, run.recipe.reserve_share)
-            require(run.data_root, need_bytes(*args, **kwargs), reserve, name)
-            raise_if_stopping()  # a pause between two tries cannot be cut short
-            with secrets_hidden(PermanentError), _timed(run, name, lambda: place(*args, **kwargs)):
-                try:
+            try:
+                if not begins_late:
+                    require_time(run, name)
+                reserve = reserve_bytes(run.data_root, run.recipe.reserve_share)
+                require(run.data_root, need_bytes(*args, **kwargs), reserve, name)
+                raise_if_stopping()  # a pause between two tries cannot be cut short
+                timed = _timed(run, name, lambda: place(*args, **kwargs))
+                with secrets_hidden(PermanentError), timed, _faults_told(run, name):
                     return body(*args, **kwargs)
-                except TransientError as error:
-                    raise_if_stopping()  # then the child died because it was told to
-                    raise _told(run, name, error) from error
-                except OSError as error:
-                    if (full := full_disk(error, run.data_root)) is not None:
-                        raise full from error
-                    raise
+            except Stopped as stop:
+                cut_short: Any = state_of(run, name, stop)
+                # Prefect keeps what a task returns: nobody may find this as the stage's result.
+                renew_generation(_generation_path(run, name, place(*args, **kwargs)))
+                return cut_short  # which Prefect takes as the task run's state
 
-        return task(
+        return StageTask(
+            fn=as_declared,
             name=name,
             task_run_name=name,
             cache_policy=CachePolicy.from_cache_key_fn(_product_key(place, look)),
@@ -88,9 +93,29 @@ def stage_task(
             retry_jitter_factor=0.5,
             retry_condition_fn=is_transient,
             timeout_seconds=timeout_hours * 3600,
-        )(as_declared)
+        )
 
     return decorate
+
+
+@contextmanager
+def _faults_told(run: Run, name: str) -> Iterator[None]:
+    """Name the faults of a stage, and tell those that another try may help from those that none can.
+
+    Near the run's deadline there is no other try: the next start is one.
+    """
+    try:
+        yield
+    except TransientError as error:
+        raise_if_stopping()  # then the child died because it was told to
+        told = _told(run, name, error)
+        if isinstance(told, TransientError) and run.deadline.of_stages.is_winding_down:
+            raise DeadlineReached(f"{name} not finished") from error
+        raise told from error
+    except OSError as error:
+        if (full := full_disk(error, run.data_root)) is not None:
+            raise full from error
+        raise
 
 
 @contextmanager
@@ -144,12 +169,16 @@ def _product_key(
     def key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
         stage, run = place(**inputs), inputs["run"]
         note_use(run, stage)
-        path = run.data_root / "generations" / f"{context.task.name}-{stage.digest}"
+        path = _generation_path(run, context.task.name, stage)
         if look(**inputs) is None or not path.exists():
             renew_generation(path)
         return f"{context.task.name}-{stage.digest}-{path.read_text()}"
 
     return key
+
+
+def _generation_path(run: Run, task_name: str, stage: Stage) -> Path:
+    return run.data_root / "generations" / f"{task_name}-{stage.digest}"
 
 
 def renew_generation(path: Path) -> None:
@@ -159,8 +188,16 @@ def renew_generation(path: Path) -> None:
 
 
 def both(first: PrefectFuture[R], second: PrefectFuture[S]) -> tuple[R, S]:
-    """The results of two stages that run side by side; the first failure of either ends the wait."""
+    """The results of two stages that run side by side; the first failure of either ends the wait.
+
+    A deadline that cuts one of them short does not: the other has until then, too.
+
+    Raises:
+        DeadlineReached: It cut short at least one of them.
+    """
     futures: list[PrefectFuture[Any]] = [first, second]
     for future in as_completed(futures):
         future.result()
+    for future in futures:
+        raise_if_cut_short(future.state)
     return first.result(), second.result()

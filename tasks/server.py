@@ -47,6 +47,9 @@ def server_load(run: Run) -> Endpoint:
     if not unanswered(prompts, answered_ids(answers_journal(run))):
         get_run_logger().info("every prompt is answered already, so no server is loaded")
         return NOT_NEEDED
+    if run.deadline.is_winding_down:
+        get_run_logger().info("there is no time to ask more prompts, so no server is loaded")
+        return NOT_NEEDED
     return open_server(run, run.recipe.server.port)
 
 
@@ -92,6 +95,7 @@ def stopped(run: Run, server: Endpoint, responses: Product) -> Manifest | None:
     retries=1,
     retry_seconds=5,
     timeout_hours=0.1,
+    begins_late=True,
 )
 def server_stop(run: Run, server: Endpoint, responses: Product) -> str:
     """End the server and prove that nothing of it is left."""

@@ -89,8 +89,10 @@ def training(run: Run, states: Product, drafter: Product, window: Window, previo
         timings.metered(run, "training", publish, tokens * recipe.training.epochs) as on_progress,
     ):
         result = run_in_engine(
-            run.engine_python, MODULE, spec, TrainingResult, run.log_folder, on_progress, environment, stall_seconds
-        )
+            run.engine_python, MODULE, spec, TrainingResult, run.log_folder, on_progress, environment, stall_seconds,
+            wind_down_at_seconds=run.deadline.of_stages.save_at_seconds,
+            grace_seconds=run.deadline.of_stages.grace_seconds,
+        )  # fmt: skip
     facts = asdict(result)
     files = facts.pop("files")
     get_run_logger().info("trained: %s", facts)

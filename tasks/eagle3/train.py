@@ -49,6 +49,7 @@ def train(spec: TrainingSpec, reporter: Reporter) -> TrainingResult:
         BadProduct: The loss or a weight became NaN or Inf.
         NotEnoughDisk: A checkpoint or an export found no room; the next call goes on from the last checkpoint.
         Stopped: A stop was asked for; the next call goes on from the checkpoint that was saved.
+        DeadlineReached: It is time to wind down; likewise.
     """
     checked_device(spec.training.device)
     reporter.progress("reading target and base", 0, 0, "checkpoints")

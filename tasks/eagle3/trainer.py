@@ -26,7 +26,7 @@ from tasks.eagle3.target_head import TargetHead
 from tasks.eagle3.unroll import Pack, Plan, loss_weights, plan_unroll, unroll
 from tasks.eagle3.validation import Validation
 from tasks.eagle3.watch import REPORT_EVERY_SECONDS, watched
-from tasks.errors import BadProduct, Stopped
+from tasks.errors import BadProduct, DeadlineReached, Stopped
 from tasks.hidden_states.reader import StateReader
 from tasks.recipe import Training
 from tasks.system.child import Reporter
@@ -93,6 +93,7 @@ class Trainer:
 
         Raises:
             Stopped: The reporter was asked to stop; a checkpoint was saved.
+            DeadlineReached: It is time to wind down; likewise.
             BadProduct: The loss is not finite; nothing was saved after it.
             NotEnoughDisk: A checkpoint found no room; the one before it holds.
         """
@@ -114,6 +115,9 @@ class Trainer:
             if self._reporter.stop_requested:
                 self._save()
                 raise Stopped(f"training stopped after step {self.progress.step} of {total}; it goes on there.")
+            if self._reporter.is_winding_down and self.progress.step < end:
+                self._save()
+                raise DeadlineReached(f"training {100 * self.progress.step / total:.0f} %")
             if now - saved_at >= self._training.checkpoint_every_seconds:
                 self._save()
                 saved_at = time.monotonic()

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tasks import errors
-from tasks.errors import BadProduct, HeroRunError, RecipeError, Stopped, TransientError
+from tasks.errors import BadProduct, DeadlineReached, HeroRunError, RecipeError, Stopped, TransientError
 from tasks.hidden_states.checks import check_bad_samples, check_teacher
 from tasks.hidden_states.draft_vocab import DRAFT_VOCAB_NAME, DraftVocab, choose_draft_vocab, write_draft_vocab
 from tasks.hidden_states.engine import check_engine, prepare_environment, running_engine
@@ -35,6 +35,7 @@ def extract(spec: ExtractionSpec, reporter: Reporter) -> ExtractionResult:
         BadProduct: The teacher gate or the statistics check failed, or no sample is left.
         NotEnoughDisk: The next shard would not leave the reserve, or the volume filled up.
         Stopped: SIGTERM came; finished shards are kept.
+        DeadlineReached: It is time to wind down; likewise.
         BadInput: The target's config or the responses cannot be used.
         RecipeError: The layer ids do not fit the target.
         EngineRejected: vLLM is not one that the hooks know, or refused the model or an argument.
@@ -51,6 +52,7 @@ def extract(spec: ExtractionSpec, reporter: Reporter) -> ExtractionResult:
     if reporter.stop_requested:
         raise Stopped("the extraction was stopped before the target was loaded.")
     if work.shards:
+        _raise_if_winding_down(spec, work, reporter)
         reporter.progress("loading the target", 0, 0, "samples")
         with running_engine(spec) as llm:
             capture(llm, spec, plan, work, reporter)
@@ -91,6 +93,7 @@ def capture(llm: Any, spec: ExtractionSpec, plan: dict[str, Any], work: Work, re
             _raise(failure)
         progress = _Progress(reporter, work)
         for number, shard in enumerate(work.shards):
+            _raise_if_winding_down(spec, work, reporter)
             if not _capture_shard(llm, spec, shard, work, progress):
                 raise Stopped(
                     f"the extraction was stopped with {len(work.shards) - number} of {len(work.shards)} shards to go; "
@@ -103,6 +106,13 @@ def capture(llm: Any, spec: ExtractionSpec, plan: dict[str, Any], work: Work, re
         if reporter.stop_requested:  # the signal went to the whole process group, vLLM included
             raise Stopped("the extraction was stopped; its finished shards are kept.") from error
         raise TransientError(f"vLLM broke during the extraction: {error!r}. The cause is in the log above.") from error
+
+
+def _raise_if_winding_down(spec: ExtractionSpec, work: Work, reporter: Reporter) -> None:
+    if reporter.is_winding_down:
+        window = spec.window
+        of_window = "" if window.is_whole else f" of window {window.index + 1} of {window.count}"
+        raise DeadlineReached(f"extraction {100 * work.done_tokens / work.total_tokens:.0f} %{of_window}")
 
 
 def capture_plan(spec: ExtractionSpec, shape: TargetShape) -> dict[str, Any]:

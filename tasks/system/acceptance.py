@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tasks.errors import DeadlineReached, Stopped
 from tasks.recipe import Engine, Evaluation, Inference, Server, from_json, to_json
 from tasks.system.engine_child import OnProgress, Progress
 from tasks.system.files import write_atomically
@@ -70,7 +71,11 @@ def measure_arms(
         kept_in: Folder where measured arms are kept; made when missing.
         say: Gets a line when a server's phase changes.
         on_progress: Gets the prompts done over all arms.
+
+    Raises:
+        DeadlineReached: The run's deadline came; arms that are measured are kept.
     """
+    deadline = run.deadline.of_stages
     arms: list[Arm] = []
     for name, folder in drafters.items():
 
@@ -80,8 +85,14 @@ def measure_arms(
 
         kept = kept_in / f"{name}.json"
         if not kept.exists():
+            reached = DeadlineReached(f"evaluation {len(arms)} of {len(drafters)} arms")
+            if deadline.is_winding_down:
+                raise reached
             say(f"serving {describe_arm(name)}")
-            arm = measure_arm(run, name, model_folder, folder, prompts, add_earlier_arms)
+            try:
+                arm = measure_arm(run, name, model_folder, folder, prompts, add_earlier_arms)
+            except Stopped as stop:
+                raise (reached if deadline.is_ending else stop) from None
             kept_in.mkdir(parents=True, exist_ok=True)
             write_atomically(kept, to_json(arm))
         arms.append(from_json(Arm, kept.read_text()))

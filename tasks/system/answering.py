@@ -1,5 +1,6 @@
 """Inference without Prefect: prompts in, a journal that grows, a finished set with its data card out."""
 
+import contextlib
 import dataclasses
 import statistics
 from collections import Counter
@@ -8,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tasks.errors import BadProduct
+from tasks.errors import BadProduct, DeadlineReached
 from tasks.recipe import Inference, Server
+from tasks.system.deadline import FOR_EVER, Until
 from tasks.system.engine_child import ETA_SECONDS, OnProgress, Progress
 from tasks.system.files import write_atomically
 from tasks.system.generation import Answer, Rejected, Sampling, Tally, ask_all
@@ -22,6 +24,9 @@ from tasks.system.vllm_server import Endpoint
 
 DATA_CARD_NAME = "README.md"
 LEAST_ANSWERED_SHARE = 0.5
+"""Of the prompts that were asked."""
+LEAST_SAMPLES = {"training": 8, "validation": 1}
+"""Of a set that a deadline cut short: with less there is nothing to train on, or to choose the best by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,8 @@ class AnswerFacts:
     rejected: dict[str, int]
     retries: dict[str, int]
     tokens_per_second: float
+    unasked_prompts: int
+    """Prompts that a deadline left no time for; of the others each is answered or rejected."""
 
 
 def sampling_of(spec: Inference, server: Server) -> Sampling:
@@ -69,8 +76,11 @@ def answer_prompts(
     journal: Journal,
     restarts: Restarts,
     on_progress: OnProgress,
+    until: Until = FOR_EVER,
 ) -> Tally:
     """Ask every training and validation prompt that the journal lacks, whatever becomes of the server meanwhile.
+
+    A deadline ends it early, as does a ``DeadlineReached`` of ``restarts.reopen``.
 
     Raises:
         GaveUp: The server died too often; what was answered is in the journal.
@@ -97,12 +107,16 @@ def answer_prompts(
         figures |= outlook(tally, total - kept - tally.done, spec.max_new_tokens)
         on_progress(Progress("answering", kept + tally.done, total, "prompts", figures))
 
+    def left() -> list[Prompt]:
+        return [p for p in unanswered(prompts, journal.sample_ids) if p.sample_id not in refused]
+
     def ask(live: Endpoint) -> None:
-        left = [p for p in unanswered(prompts, journal.sample_ids) if p.sample_id not in refused]
-        ask_all(left, live, sampling_of(spec, server), keep, tally)
+        ask_all(left(), live, sampling_of(spec, server), keep, tally, until)
 
     if missing:
-        keep_asking(endpoint, restarts, ask, lambda: tally.answered)
+        with contextlib.suppress(DeadlineReached):
+            keep_asking(endpoint, restarts, ask, lambda: tally.answered)
+    tally.unasked = len(left())
     return tally
 
 
@@ -155,16 +169,28 @@ def finish_set(prompts: PromptSets, journal_path: Path, folder: Path, tally: Tal
         for response in read_answers(journal_path, list(splits))
         if response.response_token_ids
     ]
-    if len(answered) < LEAST_ANSWERED_SHARE * len(splits):
-        raise BadProduct(
-            f"only {len(answered)} of {len(splits)} prompts were answered; at least half are needed. "
-            f"The server refused the others: {dict(tally.rejected)}."
-        )
+    _require_enough(answered, len(splits), tally)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RESPONSES_NAME, "".join(response.to_line() + "\n" for response in answered))
     facts = _facts(answered, tally)
     write_atomically(folder / DATA_CARD_NAME, data_card(answered, facts, prompts.skipped))
     return facts
+
+
+def _require_enough(answered: list[Response], prompts: int, tally: Tally) -> None:
+    counts = Counter[str](response.split for response in answered)
+    if tally.unasked and any(counts[split] < least for split, least in LEAST_SAMPLES.items()):
+        raise BadProduct(
+            f"the deadline left {tally.unasked} of {prompts} prompts unasked, and the answers are too few to go "
+            f"on with: {counts['training']} for training and {counts['validation']} for validation, at least "
+            f"{LEAST_SAMPLES['training']} and {LEAST_SAMPLES['validation']} are needed. Start again with more time: "
+            "the answers are kept, and only the other prompts are asked."
+        )
+    if len(answered) < LEAST_ANSWERED_SHARE * (prompts - tally.unasked):
+        raise BadProduct(
+            f"only {len(answered)} of {prompts - tally.unasked} prompts were answered; at least half are needed. "
+            f"The server refused the others: {dict(tally.rejected)}."
+        )
 
 
 def _facts(answered: list[Response], tally: Tally) -> AnswerFacts:
@@ -185,6 +211,7 @@ def _facts(answered: list[Response], tally: Tally) -> AnswerFacts:
         rejected=dict(tally.rejected),
         retries=dict(tally.retries),
         tokens_per_second=tally.tokens_per_second,
+        unasked_prompts=tally.unasked,
     )
 
 
@@ -207,6 +234,7 @@ def data_card(answered: list[Response], facts: AnswerFacts, skipped_rows: dict[s
             f"thinking only: {facts.thinking_only_share:.1%}",
             "- finish reasons: " + ", ".join(f"{reason} {count}" for reason, count in finish.most_common()),
             f"- prompts that the server refused: {facts.rejected or 'none'}; retries: {facts.retries or 'none'}",
+            f"- prompts that a deadline left no time for: {facts.unasked_prompts or 'none'}",
             f"- prompt rows skipped: {skipped_rows or 'none'}",
             "",
             "| source | samples | median answer tokens | longest |",

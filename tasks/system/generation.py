@@ -14,6 +14,7 @@ import openai
 from tasks.errors import HeroRunError
 from tasks.redaction import redacted
 from tasks.system.api_keys import api_key
+from tasks.system.deadline import FOR_EVER, Until
 from tasks.system.prompts import Prompt
 from tasks.system.server_watch import ServerWatch
 from tasks.system.vllm_server import Endpoint
@@ -72,6 +73,8 @@ class Tally:
     """By reason."""
     retries: Counter[str] = field(default_factory=Counter)
     """By the client's exception."""
+    unasked: int = 0
+    """Prompts that a deadline left no time for."""
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     """From the first request to the last answer so far, without the time between servers."""
@@ -114,6 +117,7 @@ def ask_all(
     sampling: Sampling,
     on_done: OnDone,
     tally: Tally | None = None,
+    until: Until = FOR_EVER,
 ) -> Tally:
     """Ask every prompt, ``sampling.in_flight`` at a time; ``on_done`` runs on this thread as answers come.
 
@@ -123,27 +127,29 @@ def ask_all(
         sampling: How.
         on_done: Gets every outcome, and the tally that has counted it.
         tally: Goes on counting; a new one by default.
+        until: When sending ends; the prompts that are left are not asked.
 
     Raises:
         ServerGone: The server has ended, is not healthy, or makes no tokens; nothing more is sent then.
         Stopped: The run is ending.
+        DeadlineReached: Requests were still in flight when waiting ends.
     """
     try:
-        return asyncio.run(_ask_all(iter(prompts), endpoint, sampling, on_done, tally or Tally()))
+        return asyncio.run(_ask_all(iter(prompts), endpoint, sampling, on_done, tally or Tally(), until))
     except* (HeroRunError, OSError) as group:
         # The first failure cancels the other requests, so it is the one that says why.
         raise group.exceptions[0] from None
 
 
 async def _ask_all(
-    queue: Iterator[Prompt], endpoint: Endpoint, sampling: Sampling, on_done: OnDone, tally: Tally
+    queue: Iterator[Prompt], endpoint: Endpoint, sampling: Sampling, on_done: OnDone, tally: Tally, until: Until
 ) -> Tally:
     earlier_tokens = tally.answer_tokens
 
     def note_made(tokens: int) -> None:
         tally.made_tokens = earlier_tokens + tokens
 
-    watch = ServerWatch(endpoint, sampling.token_stall_seconds, note_made)
+    watch = ServerWatch(endpoint, sampling.token_stall_seconds, note_made, until.wait_seconds)
     tally.begin()
     # The pool is as wide as the fan-out: a smaller one would queue requests here and time them out.
     pool = httpx2.Limits(max_connections=sampling.in_flight, max_keepalive_connections=sampling.in_flight)
@@ -157,6 +163,8 @@ async def _ask_all(
 
         async def worker() -> None:
             for prompt in queue:
+                if time.time() >= until.send_seconds:
+                    return
                 outcome = await _ask(client, prompt, endpoint, sampling, tally, watch)
                 tally.count(outcome)
                 on_done(outcome, tally)

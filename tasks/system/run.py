@@ -7,11 +7,14 @@ from typing import Any
 
 from tasks.errors import BadProduct
 from tasks.recipe import Recipe
+from tasks.system.deadline import NEVER, Deadline
 from tasks.system.files import sha256_of
-from tasks.system.manifest import MANIFEST_NAME, Manifest, Stage, read_valid_manifest
+from tasks.system.manifest import MANIFEST_NAME, Manifest, Stage, read_valid_manifest, recorded
 
 USES_FOLDER = "runs"
 """One file a run, one line a stage folder that it used, relative to the data root."""
+UNASKED_FACT = "unasked_prompts"
+"""Fact of a set of answers: the prompts that a deadline left no time for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,8 @@ class Run:
     """Interpreter of the environment that has vLLM and torch."""
     refresh: tuple[str, ...] = ()
     """Stages to make anew, finished or not."""
+    deadline: Deadline = NEVER
+    """When the run must be over; what it makes does not depend on it."""
 
     @property
     def log_folder(self) -> Path:
@@ -91,9 +96,14 @@ def finished(run: Run, stage: Stage) -> Manifest | None:
 
 
 def discard(stage: Stage) -> None:
-    """Delete a stage's products and what it would resume from; the manifest first, so that none is half believed."""
+    """Delete a stage's products and what it would resume from; the manifest first, so that none is half believed.
+
+    Of answers that were cut short by a deadline the journal stays: what is wanted are the others.
+    """
+    manifest = recorded(stage.folder)
+    was_cut_short = manifest is not None and manifest.facts.get(UNASKED_FACT, 0) > 0
     (stage.folder / MANIFEST_NAME).unlink(missing_ok=True)
-    for folder in (stage.folder, *stage.resumes_from):
+    for folder in (stage.folder, *(() if was_cut_short else stage.resumes_from)):
         if folder.exists():
             shutil.rmtree(folder)
 

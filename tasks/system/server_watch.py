@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import openai
 
-from tasks.errors import ServerGone, Stopped
+from tasks.errors import DeadlineReached, ServerGone, Stopped
 from tasks.system.processes import STOP
 from tasks.system.vllm_server import Endpoint, counters, end_of, is_alive, is_healthy
 
@@ -25,15 +25,19 @@ GENERATED = "vllm:generation_tokens"
 class ServerWatch:
     """Looks after one server while many requests are with it."""
 
-    def __init__(self, endpoint: Endpoint, stall_seconds: float, on_made: Callable[[int], None]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, stall_seconds: float, on_made: Callable[[int], None], until_seconds: float
+    ) -> None:
         """Begin to watch.
 
         Args:
             endpoint: The server.
             stall_seconds: Longest time for which requests may wait without the server making a token.
             on_made: Gets the tokens that the server has made since the first look.
+            until_seconds: POSIX time at which requests that still wait are given up.
         """
         self._endpoint, self._stall_seconds, self._on_made = endpoint, stall_seconds, on_made
+        self._until_seconds = until_seconds
         self._first_tokens: float | None = None
         self._failures = 0
         self._tokens = -1.0
@@ -67,6 +71,7 @@ class ServerWatch:
 
         Raises:
             Stopped: The run is ending.
+            DeadlineReached: It is time to give up what is in flight.
             ServerGone: The server's process has ended, or it makes no tokens.
         """
         look_seconds = min(LOOK_SECONDS, self._stall_seconds / 4)
@@ -75,6 +80,8 @@ class ServerWatch:
         while not all(task.done() for task in workers):
             if STOP.is_set():
                 raise Stopped("the run is being stopped; finished answers are in the journal.")
+            if time.time() >= self._until_seconds:
+                raise DeadlineReached("the deadline is here, so requests in flight were given up.")
             self._require_process()
             if time.monotonic() - looked > look_seconds:
                 await self._look()

@@ -77,7 +77,10 @@ def _make(run: Run, folder: Path, fetch: Fetch) -> None:
         raise BadInput(f"target.source.name must be <package>/<file>.gguf, found {source.name!r}.")
     spec = DequantiseSpec(package=package, file_name=file_name, dtype=run.recipe.target.dtype, out_folder=folder)
     python, module = run.engine_python, "tasks.system.dequantise"
-    made = run_in_engine(python, module, spec, DequantiseResult, run.log_folder, lambda _: None, {})
+    made = run_in_engine(
+        python, module, spec, DequantiseResult, run.log_folder, lambda _: None, {},
+        grace_seconds=run.deadline.of_stages.grace_seconds,
+    )  # fmt: skip
     # The lock is no product: every start touches it.
     write_manifest(stage, [name for name in made.files if name != LOCK_NAME], {"source": source.name})
 

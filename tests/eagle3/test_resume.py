@@ -11,9 +11,10 @@ import pytest
 from small_trainings import STEPS, curve, exported_sha256, newest_step, run, start_child, with_training
 
 from tasks.eagle3.checkpoints import Checkpoints
+from tasks.eagle3.train import train
 from tasks.eagle3.trainer import Trainer
-from tasks.errors import Stopped
-from tasks.system.child import EXIT_STOPPED
+from tasks.errors import DeadlineReached, Stopped
+from tasks.system.child import EXIT_STOPPED, Reporter
 
 KILLS = 5
 
@@ -69,6 +70,21 @@ def test_sigterm_saves_and_exits(spec, happened):
     step = newest_step(long)
     assert outcome["error"] == "Stopped" and f"training stopped after step {step} of" in outcome["message"]
     happened(f"SIGTERM: {outcome['message'].partition(';')[0]}, checkpoint {step} is there, exit code 143")
+
+
+@pytest.mark.fault("resume-is-exact")
+def test_wound_down_after_every_step_it_ends_with_the_same_bytes(spec, tmp_path):
+    """Each start is winding down from its beginning: it makes the step that it is at, saves, and ends."""
+    broken, said = replace(spec, out_folder=tmp_path / "broken"), []
+    run(spec)
+    for _ in range(STEPS - 1):
+        with pytest.raises(DeadlineReached) as reached:
+            train(broken, Reporter(tmp_path / "progress", wind_down_at_seconds=0.0))
+        said.append(str(reached.value))
+    train(broken, Reporter(tmp_path / "progress", wind_down_at_seconds=0.0))
+    assert said == [f"training {10 * step} %" for step in range(1, STEPS)]
+    assert exported_sha256(broken) == exported_sha256(spec)
+    assert curve(broken) == curve(spec)
 
 
 @pytest.mark.fault("resume-is-exact")

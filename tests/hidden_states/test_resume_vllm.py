@@ -5,6 +5,7 @@ What can share the session's engine does; only what is killed is a process of it
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import sys
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import Stopped
+from tasks.errors import DeadlineReached, Stopped
 from tasks.hidden_states.index import read_index
 from tasks.hidden_states.spec import ExtractionResult, ExtractionSpec
+from tasks.hidden_states.windows import Window
 from tasks.recipe import to_json
 from tasks.system import guard
 from tasks.system.child import Reporter, read_outcome
@@ -89,6 +91,34 @@ def test_a_stop_in_the_middle_loses_one_shard_and_changes_no_byte(
     assert 0 < len(checksums(spec.out_folder)) < len(uninterrupted)
     run_capture(engine, spec, tmp_path)
     assert checksums(spec.out_folder) == uninterrupted
+
+
+class WindingDown(Reporter):
+    """Winds down after so many shards."""
+
+    shards = 1
+
+    @property
+    def is_winding_down(self) -> bool:
+        self.shards -= 1
+        return self.shards < 0
+
+
+def test_winding_down_ends_the_shard_at_work_begins_no_other_and_changes_no_byte(
+    engine, target_folder, responses, uninterrupted, tmp_path
+):
+    spec = small_spec(target_folder, responses, tmp_path)
+    with pytest.raises(DeadlineReached) as reached:
+        run_capture(engine, spec, tmp_path, WindingDown(tmp_path / "progress.jsonl"))
+    assert len(checksums(spec.out_folder)) == 1 and re.fullmatch(r"extraction [1-9]\d? %", str(reached.value))
+    run_capture(engine, spec, tmp_path)
+    assert checksums(spec.out_folder) == uninterrupted
+
+
+def test_winding_down_of_a_window_says_which(engine, target_folder, responses, tmp_path):
+    whole = small_spec(target_folder, responses, tmp_path)
+    with pytest.raises(DeadlineReached, match="^extraction 0 % of window 2 of 3$"):
+        run_capture(engine, dataclasses.replace(whole, window=Window(1, 3)), tmp_path, Reporter(tmp_path / "p", 0.0))
 
 
 def start_child(spec: ExtractionSpec, folder: Path) -> Child:
