@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import local_api, plan_cli, store_cli
+from flows.deadline import asked_deadline
 from flows.no_secrets import refuse_key_arguments, refuse_secrets
 from flows.recipes import RECIPES, Overrides, RefreshName, named
 from flows.settings import add_changes, parse_changes
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="STAGE",
         help=f"make a stage anew although it is finished: {', '.join(typing.get_args(RefreshName))}",
     )
+    _add_deadline(run)
     _add_ui_port(run)
     run.set_defaults(action=_run)
     recipes = commands.add_parser("recipes", help="list the recipes")
@@ -72,8 +74,19 @@ def _parser() -> argparse.ArgumentParser:
 _RUN_TEXT = (
     "Run a recipe from where it stands on disk. Uses the Prefect API of PREFECT_API_URL; without one, a local "
     "server is started for the time of the run and stopped afterwards. Exits 0 when the run completes, whatever "
-    "the verdict; 1 when it fails; 130 when it is cancelled or stopped. Started again, it goes on where it was."
+    "the verdict, or when its deadline comes; 1 when it fails; 130 when it is cancelled or stopped. Started again, it "
+    "goes on where it was."
 )
+
+
+def _add_deadline(parser: argparse.ArgumentParser) -> None:
+    deadline = parser.add_argument_group("deadline", "when the run ends whatever it is at")
+    when = deadline.add_mutually_exclusive_group()
+    when.add_argument("--stop-at", metavar="HH:MM", help="the next such time of day")
+    when.add_argument("--stop-after", metavar="TIME", help="so long after the start, such as 11h30m or 45m")
+    deadline.add_argument("--time-zone", metavar="ZONE", help="of --stop-at, such as Europe/Berlin; else the machine's")
+    text = "stop (the default), or finish: end inference alone, and go on with the answers that are there"
+    deadline.add_argument("--then", choices=["stop", "finish"], help=text)
 
 
 def _add_ui_port(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +102,7 @@ def _run(parsed: argparse.Namespace) -> int:
     recipe = named(parsed.recipe, changes)  # a typing error is told here, before anything starts
     refuse_secrets(changes)
     refuse_key_arguments(recipe)
+    asked = asked_deadline(parsed.stop_at, parsed.time_zone, parsed.stop_after, parsed.then)
     _set_prefect(recipe)
     if "PREFECT_API_URL" not in os.environ:
         print(f"Prefect UI while it runs: {local_api.ensure_api(parsed.ui_port)}", flush=True)
@@ -97,7 +111,11 @@ def _run(parsed: argparse.Namespace) -> int:
     from flows.run_states import require_api
 
     require_api()
-    product = _product_or_exit(parsed.recipe, Overrides(**changes) if changes else None, parsed.refresh)
+    overrides = Overrides(**changes) if changes else None
+    product = _product_or_exit(parsed.recipe, overrides, parsed.refresh, asked)
+    if isinstance(product, str):  # it ended at its deadline
+        print(f"\ndeadline: {product}")
+        return 0
     # With it come plotting and the client of vLLM, which the other commands need not wait for.
     from tasks.system.report import Report, table_rows, text_table
 
@@ -107,8 +125,11 @@ def _run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _product_or_exit(*arguments: Any) -> Product:
+def _product_or_exit(*arguments: Any) -> Product | str:
     """Run the flow and say what went wrong on the way; a run that was ended from outside exits here.
+
+    Returns:
+        Its product, or how far it had come at its deadline.
 
     Raises:
         HeroRunError: What the run failed with.

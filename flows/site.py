@@ -13,9 +13,11 @@ from prefect.logging import get_run_logger
 from pydantic import BaseModel
 
 from blocks import DataVolume, VllmEngine, saved_or_default
+from flows.deadline import AskedDeadline
 from flows.locks import only_run_on, only_run_on_gpus
 from flows.no_secrets import refuse_key_arguments, refuse_secrets
 from flows.recipes import named
+from flows.run_deadline import deadline_of_this_run, in_time, keeping
 from flows.run_states import end_killed_run
 from flows.state_watch import StateWatch
 from tasks import artifacts
@@ -41,20 +43,24 @@ def run_name() -> str:
 
 
 @contextmanager
-def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[str]) -> Iterator[Run]:
+def open_run(
+    recipe_name: str, overrides: BaseModel | None, refresh: Sequence[str], asked: AskedDeadline | None
+) -> Iterator[Run]:
     """Everything that a run's tasks need, for as long as the run lasts.
 
     On every way out all work is told to stop, every child process is ended, and the faults on the way are told.
 
     Raises:
-        RecipeError: The recipe or an override is wrong.
+        RecipeError: The recipe, an override or the deadline is wrong.
         BadInput: The data root cannot be written.
         PermanentError: Another run is using the data root, or the GPUs.
         StoppedFromOutside: The run was cancelled, or ended by an automation.
+        DeadlineReached: It cut a stage short, or came between two.
     """
     say_faults_plainly()
     engine = saved_or_default(VllmEngine)
-    recipe = _recipe_here(recipe_name, overrides, engine)
+    deadline = deadline_of_this_run(asked)
+    recipe = in_time(_recipe_here(recipe_name, overrides, engine), deadline)
     data_root = Path(recipe.data_root).expanduser().absolute()
     require_writable(data_root)
     run = Run(
@@ -64,11 +70,12 @@ def open_run(recipe_name: str, overrides: BaseModel | None, refresh: Sequence[st
         data_root=data_root,
         engine_python=engine.interpreter(),
         refresh=tuple(refresh),
+        deadline=deadline,
     )
     me, watch = Holder.me(run.id, run.name, data_root), StateWatch(UUID(run.id))
     with only_run_on(data_root, me) as before, only_run_on_gpus(me), watch.last_word(), _faults_told(run):
         _clear_up_after(before, run)
-        with secrets_hidden(PermanentError), all_children_end(), watch.watching():
+        with secrets_hidden(PermanentError), all_children_end() as end, watch.watching(), keeping(deadline, end):
             yield run
 
 

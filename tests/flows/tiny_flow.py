@@ -8,10 +8,12 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.deadline import AskedDeadline
 from flows.recipes import Overrides, RecipeName, RefreshName
+from flows.run_deadline import ended_at_deadline
 from flows.site import open_run, run_name
 from tasks import artifacts
-from tasks.errors import ChildDied, ServerGone
+from tasks.errors import ChildDied, DeadlineReached, ServerGone
 from tasks.policies import both, stage_task
 from tasks.system.engine_child import Progress
 from tasks.system.manifest import Stage, place, write_manifest
@@ -93,11 +95,16 @@ def hero_run(
     recipe: RecipeName = "smollm2-cpu",
     overrides: Overrides | None = None,  # type: ignore[valid-type]
     refresh: list[RefreshName] | None = None,
-) -> Product:
-    with open_run(recipe, overrides, refresh or []) as run:
-        server, _ = both(server_load.submit(run), drafter_download.submit(run))
-        trained = training(run, inference(run, server))
-        return Product(folder=trained.folder, content_sha256=trained.content_sha256, facts=report_facts(trained.folder))
+    deadline: AskedDeadline | None = None,
+) -> Product | str:
+    try:
+        with open_run(recipe, overrides, refresh or [], deadline) as run:
+            server, _ = both(server_load.submit(run), drafter_download.submit(run))
+            trained = training(run, inference(run, server))
+            facts = report_facts(trained.folder)
+            return Product(folder=trained.folder, content_sha256=trained.content_sha256, facts=facts)
+    except DeadlineReached as reached:
+        return ended_at_deadline(reached)
 
 
 def report_facts(drafter: Path) -> dict:
