@@ -1,6 +1,8 @@
 """The plan of a run: what is on disk already, what earlier runs measured, and the layout that is chosen for good."""
 
+import math
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from tasks.system.plan.choice_record import ChosenLayout, read_choice, record_pa
 from tasks.system.plan.hours import Rate, rates_of
 from tasks.system.plan.model import facts_basis, model_facts
 from tasks.system.plan.needs import OnDisk
+from tasks.system.plan.nights import Nights, in_nights
 from tasks.system.plan.refusal import refusal
 from tasks.system.plan.tokens import (
     Tokens,
@@ -34,6 +37,7 @@ from tasks.system.plan.tokens import (
     recipe_samples,
     stated_lengths,
 )
+from tasks.system.plan.units import readable_hours
 from tasks.system.plan.volumes import Space
 from tasks.system.plan.whole import Ground, Plan, make_plan
 from tasks.system.run import Product, Run, finished, product_of
@@ -50,6 +54,22 @@ def plan_run(run: Run) -> Plan:
     """
     ground = ground_of(run, Space(run.recipe.reserve_share), on_disk(run), cache_folder())
     return make_plan(ground, run_tokens(run), layout_so_far(run))
+
+
+def deadline_outlook(run: Run, plan: Plan) -> str:
+    """How far a run should come by its deadline, in words; empty for a run that has none that stops it."""
+    left_seconds = run.deadline.of_stages.at_seconds - time.time()
+    if math.isinf(left_seconds):
+        return ""
+    spread = in_nights(plan.hours, known_rates(run)["load"].value, Nights("", "", left_seconds))
+    left = readable_hours(left_seconds)
+    if spread is None:
+        return f"the deadline is {left} away, too near for a load of the target and the work that needs it"
+    if not spread.broken_off:
+        return f"the run should be done in {readable_hours(spread.last_seconds)}; its deadline is {left} away"
+    first = spread.broken_off[0]
+    share = f"{first.stage} {100 * first.done_share:.0f} %"
+    return f"at its deadline, {left} away, the run should have come to {share}; it takes {spread.count} runs as long"
 
 
 def ground_of(run: Run, space: Space | None, there: OnDisk, cache: Path | None) -> Ground:

@@ -6,7 +6,7 @@ from prefect.logging import get_run_logger
 
 from tasks import plan_artifacts
 from tasks.errors import NotEnoughDisk
-from tasks.planning import plan_run
+from tasks.planning import deadline_outlook, plan_run
 from tasks.stages import prompts_path, responses_stage
 from tasks.system.plan.memory import advice, plan_memory
 from tasks.system.plan.model import model_facts, snapshot_differences
@@ -34,6 +34,8 @@ def preflight(run: Run) -> None:
         raise NotEnoughDisk(reason)
     plan_artifacts.keep_first(run, plan)
     logger.info("states: %s", plan.choice.reason)
+    if outlook := deadline_outlook(run, plan):
+        logger.info(outlook)
     for warning in _warnings(run, plan, serving):
         logger.warning(warning)
 

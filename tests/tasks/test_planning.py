@@ -2,20 +2,23 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from flows.recipes import named
 from tasks.errors import NotEnoughDisk
-from tasks.planning import known_on_disk, layout_so_far, on_disk, plan_run, windows
+from tasks.planning import deadline_outlook, known_on_disk, layout_so_far, on_disk, plan_run, windows
 from tasks.recipe import changed
 from tasks.stages import NotChosenYet, answers_journal, drafter_stage, responses_stage, states_stage, states_stage_in
 from tasks.system import timings
+from tasks.system.deadline import Deadline
 from tasks.system.manifest import MANIFEST_NAME, Stage, consume, write_manifest
 from tasks.system.plan.volumes import Volume
 from tasks.system.run import Product, Run, product_of
 from tests.system.small_data_root import fill, small_run
+from tests.system.test_plan_model import SMOLLM2, checkpoint
 
 GB = 10**9
 AUTO = {"extraction": {"layout": "auto"}}
@@ -266,6 +269,32 @@ def test_only_the_layout_with_logits_depends_on_the_drafter_and_on_how_many_are_
 
 def test_kimis_layout_is_left_to_the_planner_and_the_demos_is_not():
     assert (named("kimi-k25").extraction.layout, named("smollm2-cpu").extraction.layout) == ("auto", "bf16")
+
+
+def outlook(data_root: Path, hours: float, then: str = "stop") -> str:
+    """Of the reference run, on a machine that serves the target."""
+    source = {"kind": "folder", "name": str(checkpoint(data_root / "model", SMOLLM2))}
+    changes = {"target": {"source": source}, "prompts": {"source": "/not/there.jsonl"}, "drafter": {"source": None}}
+    recipe = changed(named("kimi-k25"), {**changes, "extraction": {"layout": "bf16", "windows": 1}})
+    deadline = Deadline(at_seconds=time.time() + hours * 3600, wind_down_seconds=600.0, then=then)
+    run = dataclasses.replace(small_run(data_root), recipe=recipe, deadline=deadline)
+    return deadline_outlook(run, plan_run(run))
+
+
+@pytest.mark.parametrize(
+    ("hours", "says"),
+    [
+        (11.5, "at its deadline, 11.5 h away, the run should have come to inference 81 %; it takes 3 runs as long"),
+        (40.0, "the run should be done in 31.2 h; its deadline is 40.0 h away"),
+        (0.3, "the deadline is 18 min away, too near for a load of the target and the work that needs it"),
+    ],
+)
+def test_before_the_start_it_is_said_how_far_a_run_should_come_by_its_deadline(tmp_path, hours, says):
+    assert outlook(tmp_path, hours) == says
+
+
+def test_a_run_that_is_to_finish_is_not_stopped_so_nothing_is_said(tmp_path):
+    assert outlook(tmp_path, 11.5, then="finish") == ""
 
 
 def test_planning_writes_nothing(tmp_path):
