@@ -18,6 +18,7 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
+from tasks.progress_events import ProgressEvents
 from tasks.system.engine_child import ETA_SECONDS, OnProgress, Progress
 
 ARTIFACT_EVERY_SECONDS = 2.0
@@ -35,6 +36,7 @@ class _Publisher:
         self.ended = threading.Event()
         self.artifact_id: UUID | None = None
         self.logger = get_run_logger()
+        self.events = ProgressEvents(stage)
 
     def report(self, progress: Progress) -> None:
         if self.first is None or self.first[1].phase != progress.phase:
@@ -59,6 +61,7 @@ class _Publisher:
     def publish(self, progress: Progress, text: str) -> None:
         percent = min(100.0, 100.0 * progress.done / progress.total) if progress.total else 0.0
         try:
+            self.events.report(progress)
             if self.artifact_id is None:
                 created: Any = create_progress_artifact(percent, key=f"{self.stage}-progress", description=text)
                 self.artifact_id = created
