@@ -49,7 +49,8 @@ def installed(tmp_path_factory) -> Path:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     metadata = folder / f"hero_run-{project['version']}.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    of_it = f"Name: {project['name']}\nVersion: {project['version']}\n"
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\n{of_it}")
     (metadata / "entry_points.txt").write_text(
         "\n".join(
             f"[{group}]\n{name} = {value}\n"
