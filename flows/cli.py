@@ -8,7 +8,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from flows import local_api, plan_cli, store_cli
+from flows import local_api, plan_cli, prefect_cli, store_cli
 from flows.deadline import asked_deadline
 from flows.no_secrets import refuse_key_arguments, refuse_secrets
 from flows.recipes import RECIPES, Overrides, RefreshName, named
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     recipes.set_defaults(action=_recipes)
     plan_cli.add_command(commands)
     store_cli.add_commands(commands)
+    prefect_cli.add_commands(commands)
     ui = commands.add_parser("ui", help="serve Prefect's UI with the runs so far, until Ctrl-C")
     _add_ui_port(ui)
     ui.set_defaults(action=_ui)

@@ -74,6 +74,8 @@ CATALOGUE: dict[str, str] = {
     "two-runs-at-once": "a second run on the same data or GPUs is refused or waits; never a second server",
     # Beyond the list
     "kill-anywhere": "kill -9 at random moments of every stage: nothing lost, nothing doubled, the same weights",
+    "missed-runs": "scheduled runs that the worker missed do not all start when it is back",
+    "dead-worker": "a worker that was killed with its run leaves no child, and no pool that stays blocked",
     "deadline": "a run ends at its deadline, whatever it is at, not as a failure, and the next start goes on there",
     "zombie-run": "a run whose process was killed does not stay Running for ever",
     "full-disk-in-every-stage": "each writing stage stops before the disk is full and goes on after space is freed",

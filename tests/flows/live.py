@@ -78,11 +78,14 @@ class PrefectServer:
             return json.loads(reply.read())
 
     def post(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
-        )
+        return self.send("POST", path, body)
+
+    def send(self, method: str, path: str, body: Any = None) -> Any:
+        """A request of any kind, as the UI makes them; what came back, if anything did."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
         with urllib.request.urlopen(request, timeout=10) as reply:
-            return json.loads(reply.read())
+            return json.loads(reply.read() or b"null")
 
     def runs(self) -> list[dict]:
         """Flow runs, newest first."""
