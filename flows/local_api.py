@@ -1,4 +1,4 @@
-"""A local Prefect server (SQLite) for people who have none running."""
+"""A local Prefect server, on SQLite or the database of Prefect's own setting, for people who have none running."""
 
 import atexit
 import contextlib
@@ -21,6 +21,8 @@ DEFAULT_UI_PORT = 4200
 START_TIMEOUT_SECONDS = 120.0
 LOOK_SECONDS = 5.0
 DATABASE_NAME = "prefect.db"
+DATABASE_VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+"""Prefect's own setting; the server gets it with the rest of this process's environment."""
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b")
 """How Python prints the last line of a traceback."""
 
@@ -125,9 +127,16 @@ class _Keeper:
 def _did_not_start(log_path: Path) -> ChildDied:
     """The error for a server that ended, or hung, before it answered: its own reason first."""
     reasons = [line for line in log_tail(log_path, 200, 200_000).splitlines() if ERROR_LINE.match(line)]
-    return ChildDied(
-        f"the local Prefect server did not start: {reasons[-1] if reasons else 'no reason in its log'}. "
-        f"It keeps the history of runs, and nothing else, in {log_path.with_name(DATABASE_NAME)}: if that file is "
+    database = os.environ.get(DATABASE_VARIABLE)
+    what_to_do = (
+        f"It keeps its state in {database} ({DATABASE_VARIABLE}): start that database, correct the address, or unset "
+        "the variable to have it in a file. Or name a server of yours (PREFECT_API_URL). "
+        if database
+        else f"It keeps the history of runs, and nothing else, in {log_path.with_name(DATABASE_NAME)}: if that file is "
         "locked, end who uses it; if it is damaged, move it away. Or name another folder (PREFECT_HOME) or a server "
-        f"of yours (PREFECT_API_URL). Its log {log_path} ends:\n{log_tail(log_path)}"
+        "of yours (PREFECT_API_URL). "
+    )
+    return ChildDied(
+        f"the local Prefect server did not start: {reasons[-1] if reasons else 'no reason in its log'}. {what_to_do}"
+        f"Its log {log_path} ends:\n{log_tail(log_path)}"
     )
