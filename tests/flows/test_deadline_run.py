@@ -16,7 +16,7 @@ from tests.flows.test_end_to_end import LAST_LINE, TINY, free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow_fault, pytest.mark.fault("deadline")]
 
-SAMPLES = 200
+SAMPLES = 300
 CHANGES = {
     **TINY,
     "prompts.training_samples": SAMPLES - 4,
@@ -24,7 +24,7 @@ CHANGES = {
     "training.epochs": 1,
     "evaluation.max_new_tokens": 12,
 }
-ONE_BY_ONE = {"inference.in_flight": 1}
+TWO_BY_TWO = {"inference.in_flight": 2}
 """So slow that no machine has all answers at the deadline."""
 DEADLINE_SECONDS = 150
 """Above a load of the target on two busy cores, and some answers."""
@@ -87,7 +87,7 @@ def task_states(night: Night) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def first(night):
-    return night("--stop-after", f"{DEADLINE_SECONDS}s", **ONE_BY_ONE)
+    return night("--stop-after", f"{DEADLINE_SECONDS}s", **TWO_BY_TWO)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from prefect import flow
-from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.settings import (
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
@@ -47,13 +46,25 @@ def in_seconds(seconds: float, **changes) -> Deadline:
     return Deadline(at_seconds=time.time() + seconds, wind_down_seconds=60.0, **changes)
 
 
-FAR, NEAR, HERE = in_seconds(3600), in_seconds(40), in_seconds(0)
+FAR, NEAR, HERE = 3600.0, 45.0, 0.0
+"""Seconds to the deadline: nothing concerns it; it is winding down, and not ending; it has come."""
+
+
+def due_in(run: Run, seconds: float) -> Run:
+    return dataclasses.replace(run, deadline=in_seconds(seconds))
 
 
 @pytest.fixture
 def run(tmp_path) -> Run:
     recipe = named("smollm2-cpu")
-    return Run(recipe=recipe, id="1", name="test", data_root=tmp_path / "data", engine_python=tmp_path, deadline=FAR)
+    return Run(
+        recipe=recipe,
+        id="1",
+        name="test",
+        data_root=tmp_path / "data",
+        engine_python=tmp_path,
+        deadline=in_seconds(FAR),
+    )
 
 
 @dataclass
@@ -88,13 +99,15 @@ class Work:
 
         return work
 
-    def in_a_flow(self, run: Run) -> State:
-        """The task run's state, in a flow run of its own."""
+    def in_a_flow(self, run: Run) -> dict[str, str]:
+        """The task run's state, in a flow run of its own; a failure is raised."""
         task = self.task()
 
         @flow
-        def once() -> dict:
+        def once() -> dict[str, str]:
             state = task(run, return_state=True)
+            if state.is_failed():
+                state.result()  # raises
             return {"type": state.type.value, "name": state.name, "message": state.message}
 
         return once()
@@ -139,10 +152,10 @@ def test_not_even_when_its_products_were_whole_when_it_was_cut_short(run):
     assert again().folder == manifest.parent and work.bodies == 2
 
 
-@pytest.mark.parametrize("deadline", [NEAR, HERE])
-def test_a_stage_does_not_begin_when_the_deadline_is_near(run, deadline):
+@pytest.mark.parametrize("seconds", [NEAR, HERE])
+def test_a_stage_does_not_begin_when_the_deadline_is_near(run, seconds):
     work = Work()
-    state = work.in_a_flow(dataclasses.replace(run, deadline=deadline))
+    state = work.in_a_flow(due_in(run, seconds))
     assert (state["name"], state["message"], work.bodies) == (
         "Deadline",
         "work not begun, goes on at the next start",
@@ -153,11 +166,11 @@ def test_a_stage_does_not_begin_when_the_deadline_is_near(run, deadline):
 def test_one_that_is_finished_is_used_however_near_it_is(run):
     work = Work()
     work.in_a_flow(run)
-    assert work.in_a_flow(dataclasses.replace(run, deadline=HERE))["name"] == "Cached"
+    assert work.in_a_flow(due_in(run, HERE))["name"] == "Cached"
 
 
 def test_one_that_takes_seconds_begins_all_the_same(run):
-    assert Work(begins_late=True).in_a_flow(dataclasses.replace(run, deadline=NEAR))["name"] == "Completed"
+    assert Work(begins_late=True).in_a_flow(due_in(run, NEAR))["name"] == "Completed"
 
 
 def test_a_run_that_is_to_finish_with_what_it_has_begins_its_stages(run):
@@ -167,13 +180,13 @@ def test_a_run_that_is_to_finish_with_what_it_has_begins_its_stages(run):
 
 def test_work_that_is_told_to_stop_at_the_deadline_is_cut_short_although_it_does_not_say_so(run):
     work = Work([Stopped("the run is being stopped")], begins_late=True)
-    state = work.in_a_flow(dataclasses.replace(run, deadline=HERE))
+    state = work.in_a_flow(due_in(run, HERE))
     assert (state["name"], state["message"]) == ("Deadline", "work not finished, goes on at the next start")
 
 
 def test_a_child_that_dies_because_the_deadline_ended_it_is_no_fault(run):
     work = Work([ChildDied("exit code 143")], begins_late=True, meanwhile=STOP.set)
-    assert work.in_a_flow(dataclasses.replace(run, deadline=HERE))["name"] == "Deadline"
+    assert work.in_a_flow(due_in(run, HERE))["name"] == "Deadline"
     assert ledger.read(run.log_folder) == []
 
 
@@ -184,7 +197,7 @@ def test_a_run_that_is_cancelled_before_its_deadline_is_not_called_so(run):
 
 def test_a_fault_near_the_deadline_counts_and_the_next_start_is_the_other_try(run):
     work = Work([ServerGone("gone"), ServerGone("gone")], begins_late=True)
-    state = work.in_a_flow(dataclasses.replace(run, deadline=NEAR))
+    state = work.in_a_flow(due_in(run, NEAR))
     assert (state["name"], work.bodies) == ("Deadline", 1)
     assert ledger.sentence(ledger.read(run.log_folder)) == "1 x ServerGone in work"
 
@@ -192,7 +205,7 @@ def test_a_fault_near_the_deadline_counts_and_the_next_start_is_the_other_try(ru
 def test_a_permanent_error_near_the_deadline_fails_the_run(run):
     work = Work([BadInput("bad")], begins_late=True)
     with pytest.raises(BadInput):
-        work.in_a_flow(dataclasses.replace(run, deadline=NEAR))
+        work.in_a_flow(due_in(run, NEAR))
 
 
 def as_the_hero_run_does(run: Run, body: Callable[[Run], Product]):
@@ -230,12 +243,12 @@ def test_a_failure_beside_a_stage_that_is_cut_short_is_the_flows(run):
 
 
 @pytest.mark.parametrize(
-    ("deadline", "message"),
+    ("seconds", "message"),
     [(HERE, "its time was over before it began"), (NEAR, "its time was over before it began"), (FAR, "work 61 %")],
 )
-def test_a_run_whose_time_is_over_before_it_begins_begins_nothing(run, deadline, message):
+def test_a_run_whose_time_is_over_before_it_begins_begins_nothing(run, seconds, message):
     def body(run: Run) -> Product:
-        with keeping(deadline, lambda: None):
+        with keeping(in_seconds(seconds), lambda: None):
             return Work([DeadlineReached("work 61 %")]).task()(run)
 
     assert as_the_hero_run_does(run, body)[1:3] == ("Deadline", f"{message}, goes on at the next start")
@@ -286,5 +299,5 @@ def test_a_run_without_a_deadline_has_none(run):
 
 def test_a_servers_time_of_grace_ends_before_the_deadline(run):
     recipe = changed(run.recipe, {"server": {"stop_grace_seconds": 300.0}})
-    assert in_time(recipe, FAR).server.stop_grace_seconds == FAR.grace_seconds == 20.0
-    assert in_time(recipe, in_seconds(3600, then="finish")) is recipe
+    assert in_time(recipe, in_seconds(FAR)).server.stop_grace_seconds == 20.0
+    assert in_time(recipe, in_seconds(FAR, then="finish")) is recipe
