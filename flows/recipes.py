@@ -1,6 +1,8 @@
 """The recipes: functions that return a whole hero run, named for model and hardware."""
 
 import dataclasses
+import functools
+import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -213,6 +215,11 @@ def named(name: str, changes: dict[str, Any] | None = None) -> Recipe:
     return changed(RECIPES[name](), changes or {})
 
 
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+@functools.cache
 def _all_optional(kind: type) -> type[BaseModel]:
     """A form with the fields of a recipe dataclass, each of which may be left empty."""
     hints = typing.get_type_hints(kind)
@@ -220,7 +227,8 @@ def _all_optional(kind: type) -> type[BaseModel]:
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         limits = {name: value for name, value in field.metadata.items() if name in ("ge", "gt", "le", "lt")}
-        shape = _all_optional(typing.cast(type, hint)) if dataclasses.is_dataclass(hint) else hint
+        kinds = [kind for kind in _alternatives(hint) if dataclasses.is_dataclass(kind)]
+        shape = _all_optional(typing.cast(type, kinds[0])) if kinds else hint
         description = f"{field.metadata['description']} ({field.metadata['role']})"
         fields[field.name] = (shape | None, Field(default=None, description=description, **limits))
     return create_model(f"{kind.__name__}Overrides", __config__=ConfigDict(extra="forbid"), **fields)

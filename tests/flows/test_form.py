@@ -56,6 +56,7 @@ def test_the_server_refuses_it_before_there_is_a_run(client, deployment, paramet
         {},
         {"recipe": "smollm2-cpu", "overrides": None, "refresh": None, "deadline": None},
         {"overrides": {"training": {"epochs": 2}, "target": {"source": {"revision": "v1"}}}, "refresh": ["training"]},
+        {"overrides": {"drafter": {"source": {"revision": "v1"}}}},
         {"deadline": {"stop_at": "07:30", "time_zone": "Europe/Berlin", "then": "finish"}},
     ],
 )
