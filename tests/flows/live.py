@@ -33,8 +33,8 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 120.0) 
 class PrefectServer:
     """A Prefect server with a database of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.home, self.port = folder / "prefect", free_port()
+    def __init__(self, folder: Path, module: str = "prefect") -> None:
+        self.home, self.port, self.module = folder / "prefect", free_port(), module
         self.url = f"http://127.0.0.1:{self.port}/api"
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")},
@@ -46,7 +46,17 @@ class PrefectServer:
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-m",
+            self.module,
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
         self.home.mkdir(exist_ok=True)
         with (self.home / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)

@@ -54,7 +54,7 @@ def receiver() -> Iterator[ThreadingHTTPServer]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[PrefectServer]:
     """Schedules and calls runs late as soon as may be."""
-    server = PrefectServer(tmp_path_factory.mktemp("server"))
+    server = PrefectServer(tmp_path_factory.mktemp("server"), "tests.flows.hasty_prefect")
     loops = {"SCHEDULER_LOOP_SECONDS": "1", "LATE_RUNS_LOOP_SECONDS": "1", "LATE_RUNS_AFTER_SECONDS": "1"}
     server.environment |= {f"PREFECT_SERVER_SERVICES_{name}": value for name, value in loops.items()}
     server.start()
@@ -145,9 +145,7 @@ AT_DEADLINE = "inference 61 %, goes on at the next start"
         ("deadline-1", ended_at_deadline(DeadlineReached(AT_DEADLINE)), "hero run at its deadline: deadline-1"),
     ],
 )
-def test_the_end_of_a_run_is_told_once_with_its_message_and_where_to_look(
-    new_run, server, receiver, name, state, subject
-):
+def test_the_end_of_a_run_is_told_with_its_message_and_where_to_look(new_run, server, receiver, name, state, subject):
     run_id = new_run(name)
     set_state(server, run_id, state)
     wait_until(lambda: told_of(receiver, name), f"a call about {name}")

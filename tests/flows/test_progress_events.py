@@ -19,7 +19,7 @@ def test_every_stage_of_a_run_says_that_it_gets_on_and_of_which_flow(prefect_ser
     wanted = {"occurred": {"since": record["created"]}, "event": {"name": [PROGRESS_EVENT]}}
 
     def events() -> list[dict]:
-        found = prefect_server.post("/events/filter", filter=wanted, limit=200)["events"]
+        found = prefect_server.post("/events/filter", filter=wanted, limit=50)["events"]
         ours = [event for event in found if event["resource"]["prefect.resource.name"] == record["name"]]
         return ours if {event["payload"]["stage"] for event in ours} == TINY_STAGES else []
 

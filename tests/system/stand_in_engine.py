@@ -21,8 +21,9 @@ class Handler(BaseHTTPRequestHandler):
         self.reply({"choices": []})
 
     def reply(self, body: dict) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(200)
+        data, key = json.dumps(body).encode(), os.environ.get("VLLM_API_KEY")
+        is_right = key is None or self.headers.get("authorization") == f"Bearer {key}"
+        self.send_response(200 if is_right else 401)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from tasks.system.vllm_server import (
     take_port,
 )
 
-ENGINE = Engine(arguments=["--enforce-eager"], environment={"VLLM_CPU_KVCACHE_SPACE": "1"})
+KEY = "sk-plantedForThisServer"
+ENGINE = Engine(arguments=["--enforce-eager"], environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_API_KEY": KEY})
 SAMPLING = Sampling(
     max_new_tokens=24,
     temperature=0.0,
@@ -87,6 +89,17 @@ def test_the_phases_of_the_load_are_told(served, phases):
 @pytest.mark.vllm
 def test_every_prompt_is_answered(answers):
     assert sorted(a.prompt.sample_id for a in answers if isinstance(a, Answer)) == [f"id{i}" for i in range(6)]
+
+
+@pytest.mark.vllm
+def test_a_request_without_the_key_of_its_environment_is_refused(served):
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{served.base_url}/v1/models", timeout=30)
+
+
+@pytest.mark.vllm
+def test_its_log_does_not_tell_the_key(served, answers):
+    assert KEY not in served.log_path.read_text()
 
 
 @pytest.mark.vllm
