@@ -137,6 +137,6 @@ def _refuse_credentials(endpoint: str) -> None:
     if URL_CREDENTIALS.search(endpoint):
         raise BadInput(
             f"the hub's address must be https://host, found {endpoint!r} with credentials in it, which would be "
-            "written into files. Take them out of the hub access block's endpoint (or of HF_ENDPOINT), and give the block "
-            "a token."
+            "written into files. Take them out of the hub access block's endpoint (or of HF_ENDPOINT), and give the "
+            "block a token."
         )
